@@ -154,6 +154,7 @@ WITH = {
     ("data build", "--end-of-text"): ["!--vocab-size", "--tokenizer=store"],
     ("data build", "--records"): ["--data=folder", "--public=folder", "--format=folder"],
     ("plan", "--separation"): ["--loader=federated"],
+    ("plan", "--max-participations"): ["--loader=federated"],
     ("plan", "--iters"): ["!--batch-size"],
     ("statement", "--out"): ["--format=html"],
     ("statement", "--force"): ["--format=html", "--out=taken.html"],

@@ -85,6 +85,21 @@ def test_own_batches_take_the_scheme_of_lowest_error(monkeypatch):
     assert {o["schedule"] for o in requests} == {"linear"}
 
 
+def test_delta_unit_and_participations_are_the_callers(capsys):
+    sizes = ["--units", 1000, "--loader", "federated", "--epochs", 4, "--batch-size", 250]
+    stated = ["--delta", 3e-5, "--unit", "phone", "--max-participations", 2]
+    built = printed("plan", *sizes, *stated, "--eps", 2, "--yes")
+    assert (built["delta"], built["privacy_unit"]) == (3e-5, "phone")
+    assert built["sampling"]["max_participations"] == 2
+    refused = ["plan", *sizes, "--eps", 2, "--yes", "--force"]
+    assert "--delta 2.0: must lie in (0, 1)" in failure(capsys, *refused, "--delta", 2)
+    assert "not below 1/N" in invoked(*refused, "--delta", 0.01).stderr
+    own = ["plan", "--units", 9, "--eps", 1, "--yes", "--max-participations", 2]
+    assert "no effect without --loader federated" in failure(capsys, *own)
+    phases = ["account", "run", "mechanism.npz", "--delta", 1e-5, "--points", 1]
+    assert "per example" not in (shown := invoked(*phases).stdout) and "device" in shown
+
+
 def test_what_has_no_effect_or_no_default_is_refused(capsys):
     assert "--units" in failure(capsys, "plan", "--yes")
     federated = ["plan", "--units", 9, "--batch-size", 3, "--eps", 1, "--loader", "federated"]

@@ -328,14 +328,19 @@ def force_of(*places: str) -> Decorator:
 force = force_of()
 
 
-unit = option(
-    "--unit",
-    str,
-    "Name of the privacy unit: what the guarantee protects.",
-    "privacy_unit",
-    callback=lambda _, param, value: _check.word(param.name, value),
-    default="example",
-)
+def unit_or(default: str | None) -> Decorator:
+    """``--unit``."""
+    return option(
+        "--unit",
+        str,
+        "Name of the privacy unit: what the guarantee protects.",
+        "privacy_unit",
+        callback=lambda _, param, value: _check.optional(_check.word, param.name, value),
+        default=default,
+    )
+
+
+unit = unit_or("example")
 
 
 def certify_samples_as(name: str | None = None, **keywords: Any) -> Decorator:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -461,6 +461,8 @@ def run(arguments: SimpleNamespace) -> None:
 
     effort = answers.pop_effort(vars(arguments))
     protected = {name: getattr(arguments, name) for name in ("group_size", *answers.STATEMENT)}
+    if not options.typed("privacy_unit"):
+        protected["privacy_unit"] = _unit_of_files(arguments.phases) or arguments.privacy_unit
     phases = [Phase(*_phase(text, protected)) for text in arguments.phases]
     question: Any = {
         name: getattr(arguments, name) for name in ("epsilon", "delta", "points")
@@ -623,6 +625,17 @@ def _matrix(text: str) -> tuple[Any, Any]:
 
     file = load(text)
     return file.strategy, file
+
+
+def _unit_of_files(phases: Sequence[str]) -> str:
+    """The privacy unit of the files among the phases; empty where there is none."""
+    from mfopt.factorization import load
+
+    units = {load(text).guarantee.privacy_unit for text in phases if Path(text).is_file()}
+    if len(units) > 1:
+        rule = f"its files protect units of different names: {', '.join(sorted(units))}"
+        raise _check.reject("phases", " ".join(phases), rule, "Name the unit: --unit.")
+    return "".join(units)
 
 
 def _phase(text: str, protected: Row) -> tuple[Any, float]:

@@ -15,7 +15,8 @@ from mfopt import words
 from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
 from mfopt.errors import UsageError
-from mfopt_cli import display, mechanisms, messages, options
+from mfopt.guarantee import questionable_delta
+from mfopt_cli import answers, display, mechanisms, messages, options
 from mfopt_cli.commands import optimize
 from mfopt_cli.options import COUNT, Count, option
 
@@ -50,6 +51,10 @@ _QUESTIONS = {
     "schedule": "Learning-rate schedule",
     "epsilon": "Target ε (1: strong, 8: weak)",
 }
+_HEADING = """# Put your own in place of what stands in here: the data (one entry for each
+# {unit}, with all that it contributed; {units:,} in all), the model, the loss and the
+# learning rate. Leave the rest: the guarantee is about the batches of this file.
+"""
 _BATCH = 256  # default, where there are as many units
 _NOT_FEDERATED = {"framework": "framework", "records": "records-per-unit"}
 
@@ -59,7 +64,7 @@ class _LoaderPlan(NamedTuple):
 
     Attributes:
       command: words of ``mfopt optimize`` that make the file.
-      delta: δ, a power of ten and at most a tenth of 1/N.
+      delta: δ, by default a power of ten and at most a tenth of 1/N.
       unit: name of the privacy unit.
       why: sentence on the sampling.
       loop: Python code that trains with the file.
@@ -73,6 +78,10 @@ class _LoaderPlan(NamedTuple):
 
 
 _POSITIVE = Count(rule=_check.integer)
+
+
+def _in_range(_: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    return _check.optional(_check.probability, param.name, value)
 
 
 @options.command("plan")
@@ -91,6 +100,8 @@ _POSITIVE = Count(rule=_check.integer)
     "Opacus and jax-privacy draw; shuffled: a fixed order; federated: a server adds noise to sums "
     "of devices that come when they can.",
 )
+@options.delta("δ [default: a power of ten, at most a tenth of 1/N].", callback=_in_range)
+@options.unit_or(None)
 @option("--framework", ("opacus", "pytorch", "jax"), "Framework of the loop.")
 @option("--epochs", COUNT, "Passes over the data.", default=10)
 @option(
@@ -108,6 +119,12 @@ _POSITIVE = Count(rule=_check.integer)
 @option("--schedule", tuple(_RATES), "Learning-rate schedule.")
 @options.eps(callback=lambda _, param, value: _check.optional(_check.positive, param.name, value))
 @option(
+    "--max-participations",
+    COUNT,
+    "Maximum number of rounds of a device [default: --epochs].",
+    needs={"loader": "federated"},
+)
+@option(
     "--separation",
     COUNT,
     "Minimum number of rounds between two participations of a device [default: an epoch].",
@@ -123,7 +140,8 @@ def command(arguments: SimpleNamespace) -> int:
     """Choose δ and a mechanism for a loader, find it, and write its file and training loop.
 
     On a terminal what is not given is asked for. The search takes from seconds (poisson, shuffled,
-    federated) to minutes (own).
+    federated) to minutes (own). By default the unit is an example, a user where --records-per-unit
+    is more than 1, and a device with --loader federated.
 
     \b
     Examples:
@@ -132,6 +150,7 @@ def command(arguments: SimpleNamespace) -> int:
     """
     _ask(arguments)
     plan = _choose(arguments)
+    answers.say_doubt([questionable_delta(plan.delta, arguments.units)])
     loop = arguments.out.with_suffix(".py")
     from mfopt._runtime import _files
 
@@ -141,7 +160,7 @@ def command(arguments: SimpleNamespace) -> int:
         rows = [
             ("loader", f"{arguments.loader}: {plan.why}"),
             ("protects", f"one {plan.unit}, of {arguments.units:,}"),
-            ("δ", f"{words.delta(plan.delta)}, at most a tenth of 1/{arguments.units:,}"),
+            ("δ", f"{words.delta(plan.delta)}; N·δ = {plan.delta * arguments.units:.2g}"),
             ("command", line),
         ]
         display.table("Plan", rows)
@@ -208,28 +227,29 @@ def _choose(arguments: SimpleNamespace) -> _LoaderPlan:
             raise click.UsageError(
                 f"--{option_name} has no effect with --loader federated; remove it"
             )
-    delta = power_below(units)
+    delta = power_below(units) if arguments.delta is None else arguments.delta
     unit = "device" if federated else "example" if arguments.records == 1 else "user"
+    unit = arguments.privacy_unit or unit
     options_by_name = {
         "epochs": arguments.epochs,
         "iters": iters,
         "eps": repr(arguments.epsilon).removesuffix(".0"),
-        "delta": f"{delta:g}",
+        "delta": repr(delta),
         "sampling": _sampling(arguments, iters),
         "schedule": arguments.schedule,
         "unit": unit,
         **_form(arguments, iters),
         "out": arguments.out,
     }
-    if arguments.separation is not None:
-        options_by_name["separation"] = arguments.separation
+    for name in ("separation", "max-participations"):
+        if (value := getattr(arguments, name.replace("-", "_"))) is not None:
+            options_by_name[name] = value
     command = [
         word for name, value in options_by_name.items() for word in (f"--{name}", str(value))
     ]
-    loop = _loop("server" if federated else arguments.framework, arguments.schedule, arguments.out)
+    loop = _loop("server" if federated else arguments.framework, arguments)
     loop = loop.replace("cohort=10", f"cohort={round(units / iters)}")
-    entry = ": an entry of the data holds all records of one user" if unit == "user" else ""
-    loop = f"# Put your own data and model in place of those below{entry}.\n{loop}"
+    loop = _HEADING.format(unit=unit, units=units) + loop
     command += ["--force"] if arguments.force else []
     return _LoaderPlan(command, delta, unit, _WHY[arguments.loader], loop)
 
@@ -260,14 +280,15 @@ def _form(arguments: SimpleNamespace, iters: int) -> dict[str, Any]:
     return {"buffers": min(arguments.memory, iters * arguments.epochs)}
 
 
-def _loop(framework: str, schedule: str, path: Path) -> str:
-    """Text of the loop: one of those in the documentation, for this file and schedule."""
+def _loop(framework: str, arguments: SimpleNamespace) -> str:
+    """Text of the loop: one of those in the documentation, for this file, data and schedule."""
     text = (_LOOPS / f"{framework}.txt").read_text(encoding="utf-8")
+    text = text.replace("(90,", f"({arguments.units},")  # entries of the data that stands in
     for library, linear in _LINEAR.items():
-        text = text.replace(linear, _RATES[schedule][library])
+        text = text.replace(linear, _RATES[arguments.schedule][library])
     if "math." in text:
         text = f"import math\n\n{text}"
-    return text.replace('"mechanism.npz"', repr(str(path)))
+    return text.replace('"mechanism.npz"', repr(str(arguments.out)))
 
 
 def _described(arguments: SimpleNamespace, plan: _LoaderPlan, line: str, loop: Path) -> JsonObject:
