@@ -188,7 +188,7 @@ BATCHES = {
     "neighbours of the batch": lambda: by_run(change=with_neighbours),
     "negatives of the batch": lambda: by_run(
         change=lambda x, y: (x, y, x.roll(1, 0)),
-        loss=lambda m, b: functional.cross_entropy(m(b[0]) - m(b[2]), b[1]),
+        loss=lambda m, b: functional.cross_entropy(m(b[0]) - m((*b, 0 * b[0])[2]), b[1]),
     ),
     "labels of other rows": lambda: by_run(change=lambda x, y: (x, y[torch.randperm(len(y))])),
     "rows repeated to a fixed size": lambda: by_run(
@@ -196,7 +196,9 @@ BATCHES = {
     ),
     "weights by the median of the batch": lambda: by_run(
         change=lambda x, y: (x, y, (x.norm(dim=1) > x.norm(dim=1).median()).float()),
-        loss=lambda m, b: (functional.cross_entropy(m(b[0]), b[1], reduction="none") * b[2]).mean(),
+        loss=lambda m, b: (
+            functional.cross_entropy(m(b[0]), b[1], reduction="none") * (*b, 1.0)[2]
+        ).mean(),
     ),
     "the first batch in every step": swapped_by_the_loop,
     "a loader of the user's": another_loader,
