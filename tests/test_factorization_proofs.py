@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mfopt_cli import mechanisms
 from test_layers import graph
 
 import mfopt
@@ -178,6 +179,7 @@ def test_what_takes_no_samples_is_proved_on_the_spot():
     stated = account(Mechanism(order), epsilon=1.0, delta=1e-5)
     sigma = stated.noise_multiplier
     plain = Factorization(S.Identity(), sigma, order, workloads.PrefixSums(), stated)
+    assert mechanisms.proved(plain, Path("plain.npz")).startswith("yes")
     assert plain.statement() == str(stated)
     assert "as stated" in with_sigma(plain, 0.99 * sigma).statement()
 

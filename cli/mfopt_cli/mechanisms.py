@@ -216,10 +216,11 @@ def proved(factorization: Factorization, path: Path) -> str:
     """One line: how much of the guarantee was proved on this machine."""
     from mfopt.factorization import proofs
 
+    as_stated = factorization.proved_here  # may prove it now
     guarantee = proofs.proved_guarantee(factorization)
     if guarantee is None:
         return f"no: run `mfopt certify {path}`"
-    if not factorization.proved_here:
+    if not as_stated:
         return f"not as stated; what was proved: {statement(guarantee)} by {guarantee.method}"
     return f"yes (that the unit is one {guarantee.privacy_unit} is its maker's word)"
 
