@@ -84,8 +84,8 @@ class Tilt(NamedTuple):
     """A proposal at one σ and ε.
 
     Attributes:
-      kind: "chain", "clusters", "powers" or "shift" (remove direction), "mean", "plain" or
-        "constant" (add direction).
+      kind: "chain", "clusters", "powers" or "shift" (remove direction), "mean" or "plain" (add
+        direction).
       order: s of the remove direction, t or s of the add direction.
       log_ceiling: log B.
       detail: what else it is placed by, where there is more.

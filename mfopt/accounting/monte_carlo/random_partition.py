@@ -26,9 +26,8 @@ H(P, Q). With M the largest M_γ, by the mean of powers
 
 the bound of Rényi divergence that a known group has, whose log M bounds log E_Q e^((1+s) Y) too.
 
-**"constant", add.** H(Q, P) is jointly convex: it is no larger than with a known group, whose
-rounds are composed (:func:`~mfopt.accounting.loss_distribution.poisson.cyclic_poisson`). Where
-samples by "mean" (:mod:`.importance`) do not bound it lower, it is taken as it is.
+Adding is sampled by "mean" (:mod:`.importance`). Divergences are jointly convex: both directions
+are no larger than with a known group, whose rounds are composed (:func:`~mfopt.accounting.loss_distribution.poisson.cyclic_poisson`).
 """
 
 from __future__ import annotations
@@ -50,14 +49,8 @@ from mfopt.accounting.bound import RoundsBound
 from mfopt.accounting.loss_distribution import poisson
 from mfopt.accounting.monte_carlo import band, importance, separated_ceilings
 from mfopt.accounting.monte_carlo.evidence import (
-    HINGE,
     MAX_ORDER,
-    Pilot,
-    Point,
     Sums,
-    Tilt,
-    Trial,
-    sums,
 )
 from mfopt.accounting.monte_carlo.likelihood import (
     Ceilings,
@@ -68,12 +61,12 @@ from mfopt.accounting.monte_carlo.likelihood import (
 )
 from mfopt.accounting.monte_carlo.pattern_frozen import PatternLikelihood
 from mfopt.accounting.monte_carlo.pattern_law import PatternLaw, PatternLoss
-from mfopt.accounting.monte_carlo.protocol import FreeBound, SampledDirection, law
+from mfopt.accounting.monte_carlo.protocol import FreeBound, law
 from mfopt.accounting.monte_carlo.separated import LONGEST
 from mfopt.sampling import RandomPartition
 from mfopt.strategies import Strategy
 
-POWERS, CONSTANT = "powers", "constant"
+POWERS = "powers"
 KNOWN_GROUP = "privacy loss distribution of cyclic Poisson sampling, a known partition"
 _FACTORS = 4  # rounds whose likelihoods are multiplied
 
@@ -208,12 +201,7 @@ def _powers(key: jax.Array, size: int, likelihood: Any, question: Any, _: None) 
     return importance.on_points(point_key, log_value, drawn.products, noise, drawn, question)
 
 
-def _constant(key: jax.Array, size: int, likelihood: Any, question: Any, _: None) -> Sums:
-    """Values that are the ceiling."""
-    return sums(jnp.ones(size))
-
-
-importance.KERNELS.update({POWERS: _powers, CONSTANT: _constant})
+importance.KERNELS[POWERS] = _powers
 
 
 class RandomPartitionLoss(PatternLoss):
@@ -231,29 +219,6 @@ class RandomPartitionLoss(PatternLoss):
     def __init__(self, likelihood: RandomGroups, known_group: RoundsBound) -> None:
         super().__init__(likelihood)
         self._bound = known_group
-
-    def least(self, direction: SampledDirection, point: Point) -> Tilt:
-        return min(self._tilts(direction, point), key=lambda tilt: tilt.log_ceiling)
-
-    def _tilts(self, direction: SampledDirection, point: Point) -> Sequence[Tilt]:
-        tilts = super()._tilts(direction, point)
-        return tilts if direction == "remove" else (*tilts, self._constant(point))
-
-    def _constant(self, point: Point) -> Tilt:
-        profile, is_alone = self._bound.profile(point.noise_multiplier), point.payoff == HINGE
-        return Tilt(CONSTANT, 0.0, profile.log_delta(point.epsilon, "add") if is_alone else 0.0)
-
-    def at(self, tilt: Tilt, point: Point) -> Tilt:
-        return self._constant(point) if tilt.kind == CONSTANT else super().at(tilt, point)
-
-    def choose(
-        self, direction: SampledDirection, point: Point, trial: Trial, log_mean: float | None = None
-    ) -> Pilot:
-        if direction == "remove":
-            return super().choose(direction, point, trial, log_mean)
-        tilts = self._tilts(direction, point)
-        pilots = [self.pilot(tilt, point, self.glance, trial.key) for tilt in tilts]
-        return min(pilots, key=lambda pilot: pilot.log_bound(trial.samples, trial.beta)[1])
 
     def free_bounds(self) -> Sequence[FreeBound]:
         return (self._bound,)
