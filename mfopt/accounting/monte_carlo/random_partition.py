@@ -27,7 +27,7 @@ H(P, Q). With M the largest M_γ, by the mean of powers
 the bound of Rényi divergence that a known group has, whose log M bounds log E_Q e^((1+s) Y) too.
 
 Adding is sampled by "mean" (:mod:`.importance`). Divergences are jointly convex: both directions
-are no larger than with a known group, whose rounds are composed (:func:`~mfopt.accounting.loss_distribution.poisson.cyclic_poisson`).
+are no larger than with a known group, whose rounds are composed.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ from mfopt.strategies import Strategy
 
 POWERS = "powers"
 KNOWN_GROUP = "privacy loss distribution of cyclic Poisson sampling, a known partition"
+_GRIDS = 1e-4  # relative, of δ
 _FACTORS = 4  # rounds whose likelihoods are multiplied
 
 
@@ -204,6 +205,16 @@ def _powers(key: jax.Array, size: int, likelihood: Any, question: Any, _: None) 
 importance.KERNELS[POWERS] = _powers
 
 
+class KnownGroup(RoundsBound):
+    """Bound of a unit whose group is known; δ is lowered by what two grids may differ by."""
+
+    def noise_multiplier(self, epsilon: float, delta: float) -> float:
+        return super().noise_multiplier(epsilon, delta * (1 - _GRIDS))
+
+    def epsilon(self, noise_multiplier: float, delta: float) -> float:
+        return super().epsilon(noise_multiplier, delta * (1 - _GRIDS))
+
+
 class RandomPartitionLoss(PatternLoss):
     """One unit, any C >= 0 with at most as many bands as groups.
 
@@ -216,7 +227,7 @@ class RandomPartitionLoss(PatternLoss):
     shared: SharedGaussianComponent | None = None  # a unit may not take part at all
     proven = staticmethod(ceilings)
 
-    def __init__(self, likelihood: RandomGroups, known_group: RoundsBound) -> None:
+    def __init__(self, likelihood: RandomGroups, known_group: KnownGroup) -> None:
         super().__init__(likelihood)
         self._bound = known_group
 
@@ -246,7 +257,7 @@ class RandomPartitionLaw(PatternLaw):
         likelihood = self.exact(strategy)
         rounds = poisson.cyclic_poisson(strategy.widened(), self.scheme.cyclic)
         exact = rounds.exact and self.scheme.separation == 1
-        return RandomPartitionLoss(likelihood, RoundsBound(rounds, KNOWN_GROUP, exact))
+        return RandomPartitionLoss(likelihood, KnownGroup(rounds, KNOWN_GROUP, exact))
 
     def require_memory(self) -> None:
         """Nothing but vectors over the run."""
