@@ -62,8 +62,6 @@ def advance(
         return _modal(coefficients, draw, step, buffer, dtype)
     if not isinstance(recursion, Rows):
         raise TypeError(type(recursion))
-    if recursion.store and buffer is not None:
-        return _stored_rows(coefficients[0], draw, step, buffer, dtype)
     return _redrawn_rows(recursion, coefficients[0], draw, step, dtype), None
 
 
@@ -76,28 +74,13 @@ def _ring(
     slots = buffer.shape[0]
     lag = 1 + (step - 1 - jnp.arange(slots)) % slots  # of the output or draw that each slot holds
     if recursion.feedback:
-        noise = once(lambda: row[0] * draw(step) + weighted_sum(row[lag], buffer), step)
+        noise = once(lambda: row[0] * draw(step) + weighted_sum(row[lag], buffer, step), step)
         return noise, _replaced(buffer, noise, step)
-    return _from_draws(
-        lambda drawn: row[0] * drawn + weighted_sum(row[lag], buffer), draw, step, buffer, dtype
-    )
-
-
-def _from_draws(
-    output: Callable[[jax.Array], jax.Array],
-    draw: Draw,
-    step: Step,
-    buffer: jax.Array,
-    dtype: np.dtype,
-) -> tuple[jax.Array, jax.Array]:
-    """The ``output`` for the draw of this step, and the buffer with that draw.
-
-    What is kept is what is used now: a narrow buffer rounds the draw itself.
-    """
 
     def both() -> tuple[jax.Array, jax.Array]:
+        # what is kept is what is used now: a narrow buffer rounds the draw itself
         kept = once(lambda: draw(step).astype(buffer.dtype), step)
-        return output(kept.astype(dtype)), kept
+        return row[0] * kept.astype(dtype) + weighted_sum(row[lag], buffer, step), kept
 
     # together: the buffer is read before a slot of it is replaced, and need not be copied
     noise, kept = once(both, step)
@@ -128,50 +111,24 @@ def _modal(
     return noise, kept.astype(buffer.dtype)
 
 
-def _stored_rows(
-    weights: Array, draw: Draw, step: Step, buffer: jax.Array, dtype: np.dtype
-) -> tuple[jax.Array, jax.Array]:
-    weights = jnp.asarray(weights, dtype)
-    slots = buffer.shape[0]
-
-    def term(lag: Step) -> jax.Array:
-        past = lax.dynamic_index_in_dim(buffer, (step - lag) % slots, 0, keepdims=False)
-        return weights[lag] * past.astype(dtype)
-
-    end = 1 + jnp.minimum(step, slots)
-    return _from_draws(
-        lambda drawn: _summed(term, 1, end, weights[0] * drawn), draw, step, buffer, dtype
-    )
-
-
 def _redrawn_rows(
     recursion: Rows, weights: Array, draw: Draw, step: Step, dtype: np.dtype
 ) -> jax.Array:
+    """By blocks of lags, then one at a time: a draw costs as much as a pass over ten buffers."""
     weights = jnp.asarray(weights, dtype)
-    past = jnp.minimum(step, recursion.window - 1)
-    return _summed(
-        lambda lag: weights[lag] * draw(step - lag), 1, past + 1, weights[0] * draw(step)
-    )
+    end = 1 + jnp.minimum(step, recursion.window - 1)
+    blocks = (end - 1) // _TOGETHER
 
+    def add(lag: Step, total: jax.Array) -> jax.Array:
+        return total + weights[lag] * draw(step - lag)
 
-def _summed(
-    term: Callable[[Step], jax.Array], begin: int, end: Step, total: jax.Array
-) -> jax.Array:
-    """``total`` plus ``term(lag)`` for begin <= lag < end: by blocks, then one at a time.
-
-    No term is made for nothing: a draw costs as much as a pass over ten buffers.
-    """
-
-    def block(index: jax.Array, total: jax.Array) -> jax.Array:
+    def add_block(index: Step, total: jax.Array) -> jax.Array:
         for k in range(_TOGETHER):
-            total = total + term(begin + index * _TOGETHER + k)
+            total = add(1 + index * _TOGETHER + k, total)
         return total
 
-    blocks = (end - begin) // _TOGETHER
-    total = lax.fori_loop(0, blocks, block, total)
-    return lax.fori_loop(
-        begin + blocks * _TOGETHER, end, lambda lag, total: total + term(lag), total
-    )
+    total = lax.fori_loop(0, blocks, add_block, weights[0] * draw(step))
+    return lax.fori_loop(1 + blocks * _TOGETHER, end, add, total)
 
 
 def once(compute: Callable[[], Any], step: Step) -> Any:
@@ -192,10 +149,14 @@ def once(compute: Callable[[], Any], step: Step) -> Any:
     return lax.platform_dependent(cpu=branch, default=barrier)
 
 
-def weighted_sum(weights: Array, buffer: jax.Array) -> jax.Array:
-    """Σ_k weights[k] buffer[k] without a temporary array of the size of ``buffer``."""
+def weighted_sum(weights: Array, buffer: jax.Array, filled: Step | None = None) -> jax.Array:
+    """Σ_k weights[k] buffer[k] without a temporary array of the size of ``buffer``.
+
+    ``filled``: slots from this one on are 0, and need not be read; None where all may have values.
+    """
     slots = buffer.shape[0]
-    looped = slots - slots % _UNROLL if slots > _UNROLL else 0
+    blocks = slots // _UNROLL if slots > _UNROLL else 0
+    looped = blocks * _UNROLL
 
     def add(start: Step, count: int, total: jax.Array) -> jax.Array:
         for k in range(count):
@@ -205,7 +166,6 @@ def weighted_sum(weights: Array, buffer: jax.Array) -> jax.Array:
 
     total = jnp.zeros(buffer.shape[1:], weights.dtype)
     if looped:
-        total = lax.fori_loop(
-            0, looped // _UNROLL, lambda i, part: add(i * _UNROLL, _UNROLL, part), total
-        )
+        end = blocks if filled is None else jnp.minimum(blocks, -(-filled // _UNROLL))
+        total = lax.fori_loop(0, end, lambda i, part: add(i * _UNROLL, _UNROLL, part), total)
     return add(looped, slots - looped, total)

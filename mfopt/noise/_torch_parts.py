@@ -131,10 +131,6 @@ class OnDevice:
             tables = (recursion.table,)
         elif isinstance(recursion, Modal):
             tables = (recursion.read, recursion.decay, recursion.feed)
-        elif isinstance(recursion, Rows) and recursion.store:
-            tables = (np.stack([recursion.coefficients(t)[0] for t in range(stream.iterations)]),)
-            constant = recursion.inverse.ndim == 1 and recursion.inputs is None
-            tables = (tables[0][:1],) if constant else tables
         # put on the device once: (n, k), or (1, k) where they are the same in all steps
         self._tables = [torch.as_tensor(t.copy(), dtype=self._dtype, device=device) for t in tables]
         # the processes that share the noise draw for themselves
@@ -187,7 +183,7 @@ class OnDevice:
                 for k in range(len(buffer)):
                     buffer[k].copy_(decay[k] * buffer[k] + feed[k] * noise)
             return noise
-        if isinstance(recursion, Rows) and buffer is None:
+        if isinstance(recursion, Rows):
             weights = recursion.coefficients(step)[0]  # used as numbers of the host
             noise = white.mul_(float(weights[0]))
             for lag in range(1, min(step, recursion.window - 1) + 1):

@@ -52,7 +52,12 @@ def recursion(strategy: Strategy, n: int, past: Past) -> Recursion:
     raise NotImplementedError(type(strategy))
 
 
-def dense(strategy: Strategy, n: int, past: Past) -> Rows:
+def _of_draws(table: np.ndarray, past: Past) -> Recursion:
+    """The recursion for C⁻¹ by lag, the ``table`` of a :class:`Rows`: from stored draws or not."""
+    return Ring(table, feedback=False) if past == "store" else Rows(table)
+
+
+def dense(strategy: Strategy, n: int, past: Past) -> Recursion:
     """Rows of the inverse of the dense C: right for every strategy, cheap for none.
 
     Not from ``solve``: a subclass with another C may have inherited it.
@@ -61,7 +66,7 @@ def dense(strategy: Strategy, n: int, past: Past) -> Rows:
     inverse = scipy.linalg.solve_triangular(matrix, np.eye(n), lower=True)
     lag = np.arange(n)[:, None] - np.arange(n)[None, :]
     by_lag = np.where(lag >= 0, inverse[np.arange(n)[:, None], np.maximum(lag, 0)], 0.0)
-    return Rows(by_lag, n, past == "store")
+    return _of_draws(by_lag, past)
 
 
 recursion.register(strategies.Dense, dense)
@@ -69,9 +74,9 @@ recursion.register(strategies.Dense, dense)
 
 @recursion.register(strategies.Toeplitz)
 @recursion.register(strategies.SquareRoot)
-def toeplitz(strategy: ToeplitzStrategy, n: int, past: Past) -> Rows:
-    """The first column of C⁻¹ against all past draws, for a Toeplitz C without more structure."""
-    return Rows(np.asarray(strategy.inverse_coefs(n)), n, past == "store")
+def toeplitz(strategy: ToeplitzStrategy, n: int, past: Past) -> Recursion:
+    """The first column of C⁻¹ against past draws, for a Toeplitz C without more structure."""
+    return _of_draws(np.asarray(strategy.inverse_coefs(n))[None], past)
 
 
 @recursion.register(strategies.Identity)
@@ -108,9 +113,7 @@ def _banded_inverse(
     strategy: strategies.BandedInverseRoot | strategies.BandedInverseSquareRoot, n: int, past: Past
 ) -> Recursion:
     coefs = np.asarray(strategy.inverse_coefs(n))[: strategy.bands]
-    if past == "regenerate":
-        return Rows(coefs, len(coefs), store=False)
-    return Ring(coefs[None], feedback=False)
+    return _of_draws(coefs[None], "store" if past == "auto" else past)
 
 
 @recursion.register(strategies.Banded)

@@ -175,9 +175,8 @@ def check_contents(
         rule = f"are not those that the state was made for: {saved[0]} of shapes {saved[1]}"
         raise _check.reject("parameters", dict(zip(names, sizes, strict=True)), rule)
     counters = [["counters", *range(len(shapes))]]
-    recursion, draws = stream.recursion, draws or counters
-    is_regenerated = isinstance(recursion, Rows) and not recursion.store
-    if is_regenerated and header.get("draws", counters) != draws:
+    draws = draws or counters
+    if isinstance(stream.recursion, Rows) and header.get("draws", counters) != draws:
         rule = f"past draws are regenerated here by {draws}, which gives different numbers"
         way_out = "Resume with the parameters on the same kinds of devices."
         raise _check.reject("state: draws", header.get("draws"), rule, way_out)

@@ -4,9 +4,9 @@ A recursion is chosen once for a strategy (:func:`choose`) and then run by JAX, 
 With z_t the white draw of step t and w_t the noise, row t of C w = z or of w = C⁻¹ z becomes one of
 
 - :class:`Ring`: ``w_t = a_0 z_t + Σ_k a_k w_{t-k}`` (banded C) or ``a_0 z_t + Σ_k a_k z_{t-k}``
-  (banded C⁻¹), from the last few outputs or draws;
+  (C⁻¹, banded or not), from the outputs or draws that it stores;
 - :class:`Modal`: ``w_t = a z_t - r·s_t``, ``s_{t+1} = λ s_t + μ w_t``, from d buffers (BLT, tree);
-- :class:`Rows`: ``w_t = Σ_{τ<=t} C⁻¹[t, τ] z_τ``, from all past draws.
+- :class:`Rows`: ``w_t = Σ_k C⁻¹[t, t-k] z_{t-k}``, from past draws that are regenerated.
 
 Coefficients may depend on the step; ``coefficients(step)`` gives those of one step. They are
 float64 here and cast to the noise's type where they are used. The memory and time of a mechanism
@@ -49,7 +49,7 @@ class Recursion(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ring(Recursion):
-    """Banded recursion: banded C (``feedback``) or banded C⁻¹, with b̂ bands.
+    """Recursion over stored values: banded C (``feedback``), or C⁻¹ by its bands, b̂ of them.
 
     Attributes:
       table: shape (1, b̂) for constant coefficients, (n, b̂) otherwise. ``table[t, 0]`` is the
@@ -115,37 +115,36 @@ class Modal(Recursion):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rows(Recursion):
-    """Rows of C⁻¹ against all past draws, which are stored or regenerated from their counters.
+    """Rows of C⁻¹ against past draws, which are regenerated from their counters.
 
     Attributes:
-      inverse: first column of C⁻¹, shape (n,) (Toeplitz), or C⁻¹ by lag, shape (n, n): entry
-        [t, k] is C⁻¹[t, t-k].
-      window: entries of C⁻¹ are 0 from this lag on.
-      store: whether draws are stored.
+      table: C⁻¹ by lag, shape (n, window): entry [t, k] is C⁻¹[t, t-k]; (1, window) where all rows
+        are alike (Toeplitz).
       inputs, outputs: scales of the draws and of the noise, shape (n,) or None.
     """
 
-    inverse: np.ndarray
-    window: int
-    store: bool
+    table: np.ndarray
     inputs: np.ndarray | None = None
     outputs: np.ndarray | None = None
 
     @property
     def slots(self) -> int:
-        return self.window - 1 if self.store else 0
+        return 0
+
+    @property
+    def window(self) -> int:
+        """Lag from which on entries of C⁻¹ are 0."""
+        return self.table.shape[1]
 
     def draws(self, n: int) -> float:
-        past = np.minimum(np.arange(n), self.window - 1)
-        return 1.0 if self.store else 1.0 + float(np.mean(past))
+        return 1.0 + float(np.mean(np.minimum(np.arange(n), self.window - 1)))
 
     def coefficients(self, step: Step) -> tuple[Array]:
         """(weights,) of step by lag: ``weights[k]`` belongs to z_{step-k}; shape (window,).
 
         The weights of lags beyond step mean nothing and must not be used.
         """
-        toeplitz = self.inverse.ndim == 1
-        weights = self.inverse[: self.window] if toeplitz else _row(self.inverse, step)
+        weights = _row(self.table, step)
         if self.inputs is None or self.outputs is None:
             return (weights,)
         earlier = (step - np.arange(self.window)).clip(0)

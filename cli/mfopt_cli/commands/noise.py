@@ -13,10 +13,10 @@ from mfopt_cli.options import COUNT, MOST_POINTS, Count, option
 
 def _method(about: JsonObject) -> str:
     if about["method"] == "rows":
-        return f"all past draws, {'stored' if about['buffers'] else 'regenerated from the key'}"
+        return "past draws, regenerated from the key"
     if about["method"] == "modal":
         return "exponentially decaying buffers"
-    return "the last outputs or draws" if about["buffers"] else "independent draws"
+    return "stored outputs or draws" if about["buffers"] else "independent draws"
 
 
 @options.command("noise")
