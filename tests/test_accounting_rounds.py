@@ -49,6 +49,16 @@ def test_accuracy_is_kept_and_only_ever_rounded_up():
         assert fine < epsilon < fine * (1 + 1.5 * accuracy)
 
 
+@pytest.mark.parametrize(
+    ("sigma", "delta"), [(9.3364035, 1e-7), (2.6968047, 1e-7), (2.1591756, 1.3e-5), (1.2, 1e-300)]
+)
+def test_delta_asked_again_at_an_epsilon_is_no_larger(sigma, delta):
+    profile = RoundsProfile(Mixture.binomial(1, 1 / 8), 24, sigma)
+    epsilon = profile.epsilon(delta)
+    assert profile.log_delta(epsilon) <= math.log(delta)
+    assert profile.log_delta(epsilon * (1 - 2e-5)) > math.log(delta)  # and not far below
+
+
 def test_deep_tail_against_exact_convolution():
     """Two rounds of a two-point pair, summed by hand, far below what float sums resolve."""
     step, heavy = 0.5, 1e-120
@@ -201,7 +211,7 @@ def test_the_larger_direction_is_the_answer_whichever_it_is(monkeypatch):
         values.update(remove=-9.0, add=-7.0)
         assert profile.log_delta(1.0) == (-9.0 if shown else -7.0)
         values.update(remove=-1.5, add=-1.9)
-        assert profile.epsilon(1e-3) == (1.5 if shown else 1.9)
+        assert profile.epsilon(0.3) == (1.5 if shown else 1.9)
         values.update(remove=-1.9, add=-2.5)
         assert profile.log_delta(1.0) == -1.9
 

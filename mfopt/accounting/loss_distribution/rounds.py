@@ -73,7 +73,7 @@ class RoundsProfile(Profile):
         return min(value, ceiling) if value < -_LAST_PLACES else ceiling
 
     def epsilon(self, delta: float) -> float:
-        """Smallest ε >= 0 whose δ, as computed, is at most ``delta``."""
+        """Smallest ε >= 0 whose δ, as :meth:`log_delta` computes it, is at most ``delta``."""
         target = math.log(_check.probability("delta", delta))
         if self._log_distance() <= target:
             return 0.0
@@ -88,7 +88,11 @@ class RoundsProfile(Profile):
         value, composition = self._epsilon(target, "remove")
         if value < self._largest_added and not _no_larger(composition.reverse(), value, target):
             value = max(value, min(self._epsilon(target, "add")[0], self._largest_added))
-        return min(value, ceiling)
+        value, step = min(value, ceiling), self.accuracy / 8
+        # the grid of δ at this ε is not the one that ε was found on
+        while value < ceiling and not self.log_delta(value) <= target:
+            value, step = min(value + step * max(value, self.accuracy), ceiling), 2 * step
+        return value
 
     def log_delta_below(self, epsilon: float) -> float:
         """Lower bound of log δ(ε), ε >= 0, in the direction estimated to be the larger."""

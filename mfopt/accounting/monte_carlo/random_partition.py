@@ -68,7 +68,6 @@ from mfopt.strategies import Strategy
 
 POWERS = "powers"
 KNOWN_GROUP = "privacy loss distribution of cyclic Poisson sampling, a known partition"
-_GRIDS = 1e-4  # relative, of δ
 _FACTORS = 4  # rounds whose likelihoods are multiplied
 
 
@@ -205,16 +204,6 @@ def _powers(key: jax.Array, size: int, likelihood: Any, question: Any, _: None) 
 importance.KERNELS[POWERS] = _powers
 
 
-class KnownGroup(RoundsBound):
-    """Bound of a unit whose group is known; δ is lowered by what two grids may differ by."""
-
-    def noise_multiplier(self, epsilon: float, delta: float) -> float:
-        return super().noise_multiplier(epsilon, delta * (1 - _GRIDS))
-
-    def epsilon(self, noise_multiplier: float, delta: float) -> float:
-        return super().epsilon(noise_multiplier, delta * (1 - _GRIDS))
-
-
 class RandomPartitionLoss(PatternLoss):
     """One unit, any C >= 0 with at most as many bands as groups.
 
@@ -227,7 +216,7 @@ class RandomPartitionLoss(PatternLoss):
     shared: SharedGaussianComponent | None = None  # a unit may not take part at all
     proven = staticmethod(ceilings)
 
-    def __init__(self, likelihood: RandomGroups, known_group: KnownGroup) -> None:
+    def __init__(self, likelihood: RandomGroups, known_group: RoundsBound) -> None:
         super().__init__(likelihood)
         self._bound = known_group
 
@@ -257,7 +246,7 @@ class RandomPartitionLaw(PatternLaw):
         likelihood = self.exact(strategy)
         rounds = poisson.cyclic_poisson(strategy.widened(), self.scheme.cyclic)
         exact = rounds.exact and self.scheme.separation == 1
-        return RandomPartitionLoss(likelihood, KnownGroup(rounds, KNOWN_GROUP, exact))
+        return RandomPartitionLoss(likelihood, RoundsBound(rounds, KNOWN_GROUP, exact))
 
     def require_memory(self) -> None:
         """Nothing but vectors over the run."""
