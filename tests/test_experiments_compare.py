@@ -12,6 +12,7 @@ import pytest
 from commands import failure
 from mfopt_cli.main import main
 
+import mfopt
 from mfopt import FailureError, UsageError
 from mfopt._runtime import _sizes
 from mfopt.accounting.monte_carlo import dominating_pair
@@ -235,7 +236,8 @@ def test_best_size_and_improvement() -> None:
 
 
 def row(family, rmse, memory, *, draws=1.0, epsilon=2.0, size=0) -> Row:
-    return Row(family, epsilon, size, 1.0, rmse, 0.0, memory, "exact", draws)
+    sampling = families.find(family).sampling
+    return Row(family, epsilon, size, 1.0, rmse, 0.0, memory, "exact", draws, sampling=sampling)
 
 
 def test_a_recommendation_weighs_error_against_memory_and_time() -> None:
@@ -342,6 +344,71 @@ def test_command_writes_table_csv_json_and_plots(tmp_path, cache: Cache, sizes, 
     assert printed["baseline"] == "banded+poisson" and len(printed["rows"]) == 2 * len(FAMILIES)
     main([*arguments[:-2], "--csv", "--quiet"])
     assert capsys.readouterr().out.startswith("family,epsilon")
+
+
+@pytest.fixture
+def own_file(tmp_path: Path) -> str:
+    """DP-SGD in bins under a name of its own, at ε = 1 and the shape of the comparison."""
+    made = mfopt.factorize(
+        epochs=EPOCHS, iterations_per_epoch=BINS, epsilon=1.0, delta=1e-5, strategy="identity"
+    )
+    return str(made.save(tmp_path / "mine.npz"))
+
+
+def test_a_file_is_a_row_beside_the_families(
+    own_file: str, tmp_path, cache: Cache, sizes, capsys, monkeypatch
+) -> None:
+    words = f"compare --epochs 2 --iters 8 --eps 1 --samples 8192 --bands 1,4 --jobs 1 \
+        --cache {cache.folder} --include {own_file},{','.join(FAMILIES)}"
+    main([*words.split(), "--json", "--out", str(tmp_path / "c")])
+    named = json.loads(capsys.readouterr().out)["rows"]
+    (mine,) = [entry for entry in named if entry["family"] == own_file]
+    (same,) = sizes["dpsgd+balls-in-bins", 1.0]
+    # the same mechanism under another name: all numbers agree with those of the family
+    for name in ("rmse", "noise_multiplier", "final_model_error", "above_floor"):
+        assert mine[name] == pytest.approx(getattr(same, name), rel=1e-4), name
+    assert (mine["status"], mine["sampling"], mine["memory"]) == ("certified", "balls-in-bins", 0)
+    assert own_file in (tmp_path / "c.csv").read_text()
+    assert own_file in (tmp_path / "c-sizes.csv").read_text()
+    # what this machine has not proved is the file's word
+    monkeypatch.setattr(mfopt.Factorization, "proved_here", False)
+    main(words.split())
+    table = capsys.readouterr().out
+    assert f"…{own_file[-27:]} (as stated)" in table
+    assert max(map(len, table.split("ε = 1: ")[0].splitlines()[1:])) <= 80
+
+
+@pytest.mark.parametrize(
+    ("setting", "phrase"),
+    [
+        (
+            "--epochs 4 --iters 8 --eps 1",
+            "its epochs × iterations is 2 × 8, what is compared has 4 × 8",
+        ),
+        ("--epochs 1 --iters 16 --eps 1", "is 2 × 8, what is compared has 1 × 16"),
+        ("--epochs 2 --iters 8 --eps 2,4", "its ε is 1.0, what is compared has 2.0 or 4.0"),
+        ("--epochs 2 --iters 8 --eps 1 --delta 1e-6", "its δ is 1e-05, what is compared has 1e-06"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(setting, phrase, own_file, tmp_path, capsys) -> None:
+    words = f"compare {setting} --include dpsgd --cache {tmp_path} --include"
+    assert phrase in failure(capsys, *words.split(), own_file)
+
+
+@pytest.mark.parametrize(
+    ("field", "phrase"),
+    [
+        ({"privacy_unit": "user"}, "its unit is 1 user, what is compared has 1 example"),
+        ({"adjacency": "zero-out"}, "its adjacency is zero-out, what is compared has add-remove"),
+    ],
+)
+def test_a_file_with_another_relation_is_refused(field, phrase, own_file, tmp_path) -> None:
+    read = mfopt.load(own_file)
+    changed = dataclasses.replace(read, guarantee=dataclasses.replace(read.guarantee, **field))
+    path = changed.save(tmp_path / "other.npz")
+    with pytest.raises(UsageError, match=phrase):
+        comparison.row_of_file(SETTING, str(path))
+    assert comparison.row_of_file(SETTING, own_file).family == own_file  # a control
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,13 @@ import pytest
 from commands import ended
 from statements import stated
 
+import mfopt
 from mfopt import strategies as S
 from mfopt.errors import FailureError, UsageError
 from mfopt.experiments import mechanism_plot
 from mfopt.factorization import load
 from mfopt.noise import NoiseStream, from_factorization, measure
-from mfopt.sampling import BallsInBins
+from mfopt.sampling import BallsInBins, Poisson
 
 
 @pytest.fixture
@@ -48,6 +49,24 @@ def test_a_strategy_is_described_in_words_everywhere(saved, capsys):
     factorization = load(path)
     assert words in repr(from_factorization(factorization, clip_norm=1.0, allow_uncertified=True))
     assert words in mechanism_plot.draw(factorization).get_suptitle()
+
+
+def test_a_picture_has_independent_noise_beside_the_mechanism(saved, monkeypatch):
+    path = saved(S.SquareRoot())
+    factorization = load(path)
+    drawn = []
+    monkeypatch.setattr(mechanism_plot, "plot", lambda *values: drawn.append(values))
+    assert ended("plot", path) == 0
+    ((_, _, (label, sigma)),) = drawn
+    stated = factorization.guarantee
+    poisson = mfopt.account(Poisson(1 / 8, 24), epsilon=stated.epsilon, delta=stated.delta)
+    assert (label, sigma) == ("DP-SGD, Poisson", poisson.noise_multiplier)
+    *_, curve = mechanism_plot.panels(factorization, (label, sigma))[2].curves
+    # independent noise adds up: variance σ² more in each step
+    assert curve.label == label and curve.y == pytest.approx(sigma * np.sqrt(np.arange(1, 25)))
+    # a control: without a reference there is none
+    curves = mechanism_plot.panels(factorization)[2].curves
+    assert label not in [curve.label for curve in curves]
 
 
 def test_table_says_that_a_growing_step_is_extrapolated(saved, capsys):

@@ -264,7 +264,7 @@ def _light(inputs):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mfopt.experiments.report.page", lambda *arguments: str(arguments))
-        patch.setattr("mfopt.experiments.mechanism_plot.plot", lambda _, to: to.write_text(""))
+        patch.setattr("mfopt.experiments.mechanism_plot.plot", lambda _, to, *__: to.write_text(""))
         patch.setattr("mfopt._api.factorize", search)
         yield
 

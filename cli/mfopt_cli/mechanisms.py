@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from mfopt.final_model import Schedule
     from mfopt.floor import EpochEnds
     from mfopt.guarantee import Guarantee
-    from mfopt.sampling import Scheme
     from mfopt.workloads import Workload
 
 
@@ -150,21 +149,28 @@ def draw(
 _MANY = 2**40  # units, of whose mean batch the share is taken
 
 
-def without_correlation(factorization: Factorization) -> tuple[Scheme, float]:
-    """(scheme, σ) of independent noise at the same (ε, δ): what a user would do without mfopt.
+def without_correlation(factorization: Factorization) -> tuple[str, float] | None:
+    """(label, σ) of independent noise at the same (ε, δ): what a user would do without mfopt.
 
     Poisson sampling with the same expected batch; the same batches where their order is public or
-    devices decide who takes part.
+    devices decide who takes part. None where that is the mechanism itself, and for another
+    neighbouring relation than one unit more or less.
     """
     import mfopt
     from mfopt import sampling
 
     scheme, stated = factorization.sampling, factorization.guarantee
+    if (stated.adjacency, stated.group_size) != ("add-remove", 1):
+        return None
     if scheme.executable and not scheme.public_order:
         share = scheme.expected_batch(_MANY) / _MANY
         scheme = sampling.Poisson(probability=share, iterations=factorization.iterations)
+    same_batches = scheme == factorization.sampling
+    if same_batches and factorization.strategy.is_identity:
+        return None
     independent = mfopt.account(scheme, epsilon=stated.epsilon, delta=stated.delta)
-    return scheme, independent.noise_multiplier
+    label = "independent noise" if same_batches else "DP-SGD, Poisson"
+    return label, independent.noise_multiplier
 
 
 def epoch_ends(factorization: Factorization) -> EpochEnds | None:

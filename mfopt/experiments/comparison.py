@@ -15,32 +15,39 @@ from mfopt._runtime._types import JsonObject
 from mfopt.experiments import families, tables
 from mfopt.experiments.cache import Cache
 from mfopt.experiments.families import Comparison as Comparison
-from mfopt.experiments.mechanisms import SigmaCell
+from mfopt.experiments.mechanisms import POISSON, UNAMPLIFIED, SigmaCell, measured
 from mfopt.experiments.runner import run_all, usual_jobs
+from mfopt.factorization import load
 from mfopt.progress import Report, silent
 
 DEFAULT_BASELINE = "banded+poisson"
 Z95 = 1.959964
+AS_STATED = "as stated"
+_POPULATION = 2**40  # units, of whose mean batch the share is taken
+_SAMPLING = {"fixed-order": UNAMPLIFIED, "cyclic-poisson": POISSON}  # schemes of another name
 
 
 class Row(NamedTuple):
     """One mechanism at one ε.
 
     Attributes:
-      family: by name, see :mod:`mfopt.experiments.families`.
+      family: by name, see :mod:`mfopt.experiments.families`, or path of a file.
       epsilon: of (ε, δ)-DP, add-remove adjacency, one unit.
       size: bands or buffers, 0 where there is none; the best of those tried.
       noise_multiplier: σ relative to the clip norm, for C as stored.
       rmse: per coordinate, in clip norms.
       relative_error: standard error of σ (and RMSE) over it, from Monte Carlo; 0 if exact.
       memory: noise buffers (× model size) that streaming the noise keeps from step to step.
-      status: of σ: "exact", "bound" or "estimate".
+      status: of σ: "exact", "bound" or "estimate"; of a file "certified" if its guarantee was
+        proved on this machine, otherwise "as stated".
       draws: model-sized white draws that one step makes, mean over the run: more than 1 where past
         ones are regenerated instead of kept.
       above_floor: part by which RMSE at epochs' ends is above its lower bound for any C and any
         sampling, where one is known (:mod:`mfopt.floor`).
       final_model_error: noise multiplier of independent noise that disturbs the final model as
         much (:mod:`mfopt.final_model`).
+      sampling: as in :class:`mfopt.experiments.families.Family`; of a file with a scheme of
+        another name, that name.
     """
 
     family: str
@@ -54,6 +61,55 @@ class Row(NamedTuple):
     draws: float = 1.0
     above_floor: float | None = None
     final_model_error: float | None = None
+    sampling: str = ""
+
+    @property
+    def is_file(self) -> bool:
+        """Whether a file holds the mechanism."""
+        return is_file(self.family)
+
+    @property
+    def label(self) -> str:
+        """Label for readers; marked where the guarantee is a file's word."""
+        return families.label(self.family) + f" ({AS_STATED})" * (self.status == AS_STATED)
+
+
+def is_file(name: str) -> bool:
+    """Whether ``name`` is that of a file, not of a family."""
+    return name.endswith(".npz")
+
+
+def row_of_file(setting: Comparison, path: str) -> Row:
+    """Row of the mechanism that a file holds, at the σ that it states.
+
+    Raises:
+      UsageError: its shape, ε, δ, unit or adjacency is not what is compared.
+      FailureError: the file cannot be read, or its guarantee is false.
+    """
+    factorization = load(path)
+    scheme, stated = factorization.sampling, factorization.guarantee
+    share = scheme.expected_batch(_POPULATION) / _POPULATION
+    shape = f"{scheme.length * share:.9g} × {1 / share:.9g}"
+    facts: dict[str, tuple[Any, Sequence[Any]]] = {
+        "epochs × iterations": (shape, [f"{setting.epochs} × {setting.bins}"]),
+        "ε": (stated.epsilon, setting.epsilons),
+        "δ": (stated.delta, [setting.delta]),
+        "unit": (f"{stated.group_size} {stated.privacy_unit}", ["1 example"]),
+        "adjacency": (stated.adjacency, ["add-remove"]),
+    }
+    for name, (value, compared) in facts.items():
+        if value not in compared:
+            rule = f"its {name} is {value}, what is compared has {' or '.join(map(str, compared))}"
+            raise _check.reject("include", path, rule, "Compare what is alike.")
+    return Row(
+        path,
+        size=0,
+        epsilon=stated.epsilon,
+        relative_error=0.0,
+        status="certified" if factorization.proved_here else AS_STATED,
+        sampling=_SAMPLING.get(scheme.kind, scheme.kind),
+        **measured(factorization.strategy, scheme, stated),
+    )
 
 
 def plan(setting: Comparison) -> dict[tuple[str, float], list[tuple[int, SigmaCell]]]:
@@ -95,10 +151,15 @@ def every_size(
         processes = min(_check.integer("jobs", jobs), len(missing))
         _sizes.require("jobs", processes, lambda jobs: jobs * bytes_each)
     results = run_all(cells, cache, jobs=jobs, progress=progress)
-    names = {*Row._fields} - {"family", "epsilon", "size"}
+    names = {*Row._fields} - {"family", "epsilon", "size", "sampling"}
     return {
         key: [
-            Row(*key, size, **{n: results[cell].record[n] for n in names})
+            Row(
+                *key,
+                size,
+                sampling=cell.goal.sampling,
+                **{n: results[cell].record[n] for n in names},
+            )
             for size, cell in candidates
         ]
         for key, candidates in planned.items()

@@ -44,7 +44,7 @@ def _error_figure(setting: Comparison, rows: Sequence[Row], baseline: str | None
         above = np.array([100 * row.rmse / lowest[row.epsilon] for row in mine])
         half = Z95 * above * [row.relative_error for row in mine]
         epsilons = [row.epsilon for row in mine]
-        curves.append(around(families.label(name), epsilons, above - 100, half))
+        curves.append(around(mine[0].label, epsilons, above - 100, half))
     left_out = len({row.family for row in rows}) - len(chosen)
     note = f"; {left_out} more are in the CSV" if left_out else ""
     x_label = f"{EPSILON}\nand the least RMSE, in clip norms"
@@ -85,15 +85,17 @@ def memory_figure(setting: Comparison, sizes: Sequence[Row]) -> Figure:
             curves.append(points("regenerate past draws", regenerating, **look))
         line = {"linestyle": "-", "marker": "", "drawstyle": "steps-post", "color": "0.3"}
         curves.append(points("front", front, **line, linewidth=1))
-        curves += [points(f"{_sized(row)}: {row.memory}", [row]) for row in front]
+        named = front + [row for row in rows if row.is_file and row not in front]
+        curves += [points(f"{_sized(row)}: {row.memory}", [row]) for row in named]
         # the whole front, and of the rest what is not far above it
         top = max(1.1 * front[0].rmse, min(2.5 * front[-1].rmse, max(row.rmse for row in rows)))
+        top = max(top, *(1.1 * row.rmse for row in named))
         limits = 0.93 * front[-1].rmse, top
         title = f"ε = {epsilon:g}"
         panels.append(Panel(curves, title, *axis_words, log_x=False, log_y=True, y_range=limits))
     single_size = len({(row.family, row.epsilon) for row in sizes}) == len(sizes)
     best = "; each at its best size" if single_size else ""
-    title = f"Error and memory: {run_size(setting)}\nnamed: the front, with its buffers{best}"
+    title = f"Error and memory: {run_size(setting)}\nnamed: the front and files, with buffers{best}"
     figure, largest = plots.draw(panels, title=title), max(1, *(row.memory for row in sizes))
     for axis in figure.axes:
         axis.set_xscale("symlog", linthresh=1, linscale=0.5)
@@ -114,21 +116,25 @@ def pareto_front(rows: Sequence[Row]) -> list[Row]:
 
 
 def best_families(rows: Sequence[Row], baseline: str | None = None) -> list[str]:
-    """Up to eight families by mean log RMSE over ε, lowest first; the baseline is among them."""
+    """Up to eight families by mean log RMSE over ε, lowest first.
+
+    The baseline and all files are among them.
+    """
     lowest = comparison.lowest_rmse(rows)
     excess: dict[str, list[float]] = {}
     for row in rows:
         excess.setdefault(row.family, []).append(math.log(row.rmse / lowest[row.epsilon]))
     order = sorted(excess, key=lambda name: fmean(excess[name]))
-    chosen = order[:MOST_CURVES]
-    if baseline in excess and baseline not in chosen:
-        chosen[-1] = baseline
-    return chosen
+    required = [name for name in order if name == baseline or comparison.is_file(name)]
+    others = [name for name in order if name not in required]
+    chosen = {*required, *others[: max(MOST_CURVES - len(required), 0)]}
+    return [name for name in order if name in chosen]
 
 
 def _sized(row: Row) -> str:
-    name = families.label(row.family)
-    return f"{name} ({row.size})" if families.find(row.family).bands and row.size else name
+    return (
+        f"{row.label} ({row.size})" if row.size and families.find(row.family).bands else row.label
+    )
 
 
 def write(

@@ -320,8 +320,10 @@ def memory(setting: Comparison) -> float:
 
 
 def label(name: str) -> str:
-    """Label of a family for readers."""
-    return FAMILIES[name].label if name in FAMILIES else name
+    """Label of a family for readers; the end of a name that is long."""
+    if name in FAMILIES:
+        return FAMILIES[name].label
+    return name if len(name) <= 28 else f"…{name[-27:]}"
 
 
 def _user_kinds() -> set[str]:

@@ -7,18 +7,21 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from mfopt import words
+from mfopt import query_error, words
 from mfopt.experiments import plots
 from mfopt.experiments.plots import Curve, Panel
 from mfopt.factorization import Factorization
+from mfopt.strategies import Identity
 
 
-def plot(factorization: Factorization, path: Path) -> None:
+def plot(
+    factorization: Factorization, path: Path, reference: tuple[str, float] | None = None
+) -> None:
     """Draw the panels and write them atomically to ``path`` (.png, .svg or .pdf)."""
-    plots.write_figure(draw(factorization), path)
+    plots.write_figure(draw(factorization, reference), path)
 
 
-def draw(factorization: Factorization) -> Figure:
+def draw(factorization: Factorization, reference: tuple[str, float] | None = None) -> Figure:
     """The panels as one figure."""
     stated = factorization.guarantee
     title = (
@@ -26,7 +29,7 @@ def draw(factorization: Factorization) -> Figure:
         f"RMSE {factorization.rmse:.4g}, σ {factorization.noise_multiplier:.4g}, "
         f"ε = {stated.epsilon:g}, δ = {stated.delta:g} ({stated.status})"
     )
-    return plots.draw(panels(factorization), title=title, columns=2)
+    return plots.draw(panels(factorization, reference), title=title, columns=2)
 
 
 def separate_figures(factorization: Factorization) -> list[Figure]:
@@ -34,8 +37,13 @@ def separate_figures(factorization: Factorization) -> list[Figure]:
     return [plots.draw([panel]) for panel in panels(factorization)]
 
 
-def panels(factorization: Factorization) -> list[Panel]:
-    """Coefficients of C and C⁻¹, the error of each query, and the optimization where there was."""
+def panels(factorization: Factorization, reference: tuple[str, float] | None = None) -> list[Panel]:
+    """Coefficients of C and C⁻¹, the error of each query, and the optimization where there was.
+
+    Args:
+      factorization: what is drawn.
+      reference: (label, σ) of independent noise whose error is drawn beside it.
+    """
     impulse = np.eye(1, factorization.iterations)[0]
     column = np.asarray(factorization.strategy.multiply(impulse))
     inverse = np.abs(factorization.strategy.solve(impulse))
@@ -46,7 +54,11 @@ def panels(factorization: Factorization) -> list[Panel]:
         Curve("root mean square", (1, count), [factorization.rmse] * 2),
     ]
     title = f"error per step, {factorization.workload.kind} workload"
-    top = 1.05 * max(*deviation.tolist(), factorization.rmse)
+    if reference is not None:
+        label, sigma = reference
+        variances = query_error.row_variances(factorization.workload, Identity(), count)
+        errors.append(Curve(label, range(1, count + 1), (sigma * np.sqrt(variances)).tolist()))
+    top = 1.05 * max(max(curve.y) for curve in errors)
     axes = "iteration", "standard deviation (clip norms)"
     drawn = [
         _coefficients(column, "C", "first column of C"),

@@ -12,13 +12,14 @@ from typing import Any
 
 from mfopt import final_model, floor, query_error, strategies
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.unamplified import bands as column_bands
 from mfopt.calibration import calibrate
 from mfopt.experiments.cache import Cell, Result
 from mfopt.guarantee import Guarantee
-from mfopt.noise.choice import choose
+from mfopt.noise.choice import Past, choose
 from mfopt.optimize import Form, Objective, Question, Search, Target, kinds, optimize, unamplified
 from mfopt.sampling import (
     BallsInBins,
@@ -29,6 +30,7 @@ from mfopt.sampling import (
     FreshBins,
     Poisson,
     RandomPartition,
+    Scheme,
 )
 from mfopt.strategies import Strategy
 from mfopt.workloads import PrefixSums
@@ -220,9 +222,7 @@ class SigmaCell(Cell):
 
     def run(self, *needed: Result) -> Result:
         (source,), goal = needed, self.goal
-        strategy, n = strategy_of(source), goal.iterations
-        at_one = float(query_error.rmse(PrefixSums(), strategy, n))
-        recursion = choose(strategy, n, source.record.get("past", "auto"))
+        strategy = strategy_of(source)
         scheme = goal.scheme(strategy)
         sampled = law(scheme).loss(strategy) if goal.sampling in ESTIMATED else None
         relative_error = 0.0
@@ -244,21 +244,39 @@ class SigmaCell(Cell):
             guarantee = account(mechanism, epsilon=goal.epsilon, delta=goal.delta)
             sigma, status = guarantee.noise_multiplier, guarantee.status
         stated = Guarantee(goal.epsilon, goal.delta, sigma)
-        ends = floor.epoch_ends(PrefixSums(), strategy, scheme, stated)
+        past = source.record.get("past", "auto")
         return Result(
             {
-                "above_floor": ends and ends.above,
-                "final_model_error": final_model.error(strategy, n, sigma),
-                "noise_multiplier": sigma,
-                "rmse": sigma * at_one,
-                "rmse_at_one": at_one,
+                **measured(strategy, scheme, stated, past),
                 "relative_error": relative_error,
                 "status": status,
-                "memory": recursion.slots,
-                "draws": recursion.draws(n),
                 "strategy": strategy.describe(),
             }
         )
+
+
+def measured(
+    strategy: Strategy, scheme: Scheme, stated: Guarantee, past: Past = "auto"
+) -> JsonObject:
+    """Errors of prefix sums and costs of C at the σ of a guarantee, by the names of a table.
+
+    Args:
+      strategy: C.
+      scheme: what it is run under.
+      stated: its guarantee.
+      past: what is done with past draws, as in :func:`mfopt.noise.choice.choose`.
+    """
+    n, sigma = scheme.length, stated.noise_multiplier
+    recursion = choose(strategy, n, past)
+    ends = floor.epoch_ends(PrefixSums(), strategy, scheme, stated)
+    return {
+        "above_floor": ends and ends.above,
+        "final_model_error": final_model.error(strategy, n, sigma),
+        "noise_multiplier": sigma,
+        "rmse": sigma * float(query_error.rmse(PrefixSums(), strategy, n)),
+        "memory": recursion.slots,
+        "draws": recursion.draws(n),
+    }
 
 
 def strategy_of(result: Result) -> Strategy:

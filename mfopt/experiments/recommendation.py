@@ -48,7 +48,7 @@ class Recommendation(NamedTuple):
     def text(self) -> str:
         """One sentence: mechanism, error, cost, sampling, and what else there is."""
         sentence = (
-            f"ε = {self.epsilon:g}: {_named(self.light)} with {SAMPLING[_scheme(self.light)]}"
+            f"ε = {self.epsilon:g}: {_named(self.light)} with {_executed(self.light.sampling)}"
         )
         if self.light.above_floor is not None:
             sentence += f", {100 * self.light.above_floor:.1f}% above the floor at epochs' ends"
@@ -57,13 +57,13 @@ class Recommendation(NamedTuple):
             # one with bins too is named below where it is the best
             if row is not self.best or sampling in (POISSON, UNAMPLIFIED):
                 side = "below" if change >= 0 else "above"
-                sentence += f", {abs(change):.1f}% {side} the best {_AGAINST[sampling]}"
+                sentence += f", {abs(change):.1f}% {side} the best {_against(sampling)}"
         if error(self.best) >= error(self.light) * (1 - TIE):
             return f"{sentence}; nothing here is better"
         lower = _percent_below(self.best, self.light)
         sentence += f"; {lower:.1f}% lower with more: {_named(self.best)}"
-        same_sampling = _scheme(self.best) == _scheme(self.light)
-        return sentence if same_sampling else f"{sentence} with {SAMPLING[_scheme(self.best)]}"
+        same_sampling = self.best.sampling == self.light.sampling
+        return sentence if same_sampling else f"{sentence} with {_executed(self.best.sampling)}"
 
 
 def error(row: Row) -> float:
@@ -91,8 +91,8 @@ def recommend(rows: Sequence[Row], memory: int = LITTLE) -> list[Recommendation]
         light = min(tied, key=lambda row: (row.memory, error(row)))
         rivals: dict[str, Row] = {}
         for row in ranked:
-            if _scheme(row) != _scheme(light):
-                rivals.setdefault(_scheme(row), row)
+            if row.sampling != light.sampling:
+                rivals.setdefault(row.sampling, row)
         recommendations.append(Recommendation(epsilon, ranked[0], light, rivals))
     return recommendations
 
@@ -116,7 +116,7 @@ def blocks(rows: Sequence[Row], baseline: str | None = None) -> str:
             size = f" ({row.size})" if row.size and families.find(row.family).bands else ""
             change = "" if base is None else _change(improvement(row, base).percent)
             draws = "" if row.draws <= 1 else f"{row.draws:,.0f}"
-            name = f"{families.label(row.family)}{size}"
+            name = f"{row.label}{size}"
             model = "" if row.final_model_error is None else number(row.final_model_error)
             cost = f"{model:>7}{row.memory:>8}{draws:>8}"
             lines.append(f"{name:<40}{number(row.rmse):>9}{change:>8}{cost}")
@@ -132,17 +132,13 @@ def _change(percent: float) -> str:
     return f"×{times:.3g}" if times < 1000 else f"×{times:.0e}"
 
 
-def _scheme(row: Row) -> str:
-    return families.find(row.family).sampling
-
-
 def _named(row: Row) -> str:
-    size = f" ({row.size} bands)" if families.find(row.family).bands and row.size > 1 else ""
+    size = f" ({row.size} bands)" if row.size > 1 and families.find(row.family).bands else ""
     cost = f"{row.memory} buffer{'s' * (row.memory != 1)}"
     if row.draws > 1:
         cost += f" and {row.draws:,.0f} draws a step"
     # the sampling is said where it matters
-    name = families.label(row.family).partition(", ")
+    name = row.label.partition(", ")
     kept = name[0] if name[2] in _SAMPLED else "".join(name)
     errors = f"RMSE {number(row.rmse)}"
     if row.final_model_error is not None:
@@ -159,5 +155,13 @@ _SAMPLED = (
     "balls-in-bins",
     "fresh bins",
 )
-_AGAINST = {sampling: f"with {words.partition(' (')[0]}" for sampling, words in SAMPLING.items()}
-_AGAINST[UNAMPLIFIED] = "without"
+
+
+def _executed(sampling: str) -> str:
+    return SAMPLING.get(sampling, sampling)
+
+
+def _against(sampling: str) -> str:
+    if sampling == UNAMPLIFIED:
+        return "without"
+    return f"with {_executed(sampling).partition(' (')[0]}"

@@ -23,7 +23,8 @@ from mfopt_cli.options import COUNT, Count, option
     "Families to compare, repeatable or with commas: dpsgd, banded, banded-toeplitz, blt, "
     "blt-4, toeplitz, dense, sqrt, banded-sqrt, banded-inverse-sqrt, normalized-sqrt, lambda-cgd, "
     "bifr, tree, one of them with +unamplified, +poisson, +random-partition, +b-min-sep, "
-    "+balls-in-bins or +fresh-bins, or all. [default: all but dense]",
+    "+balls-in-bins or +fresh-bins, or all; and files FILE.npz of the same shape, ε and δ. "
+    "[default: all but dense]",
     multiple=True,
 )
 @sweeps.option(
@@ -65,12 +66,15 @@ def command(arguments: SimpleNamespace) -> None:
     Examples:
       mfopt compare --epochs 16 --iters 128 --eps 0.5,1,2,4,8,16 --out comparison
       mfopt compare --epochs 8 --iters 32 --eps 2 --include dpsgd,blt-4 --baseline dpsgd+poisson
+      mfopt compare --epochs 8 --iters 32 --eps 2 --include FILE.npz
     """
     from mfopt.experiments import comparison, decision_plots, families, recommendation
     from mfopt.experiments.cache import Cache, default_folder
 
     baseline, stem = arguments.baseline, arguments.out
     chosen = [name for part in arguments.include for name in part.split(",") if name]
+    files = dict.fromkeys(name for name in chosen if comparison.is_file(name))
+    chosen = [name for name in chosen if name not in files]
     setting = comparison.Comparison(
         arguments.iters,
         arguments.epochs,
@@ -98,12 +102,13 @@ def command(arguments: SimpleNamespace) -> None:
         if stem.suffix in (".csv", ".json"):  # one of the files is named, not their stem
             stem = stem.with_suffix("")
         _check_outputs(stem, arguments.force)
+    from_files = [comparison.row_of_file(setting, name) for name in files]
     store = Cache(arguments.cache or default_folder())
 
     with Live(not arguments.quiet and not arguments.as_json) as live:
         by_family = comparison.every_size(setting, store, jobs=arguments.jobs, progress=live)
-        rows = [min(candidates, key=lambda row: row.rmse) for candidates in by_family.values()]
-        sizes = [row for candidates in by_family.values() for row in candidates]
+        rows = comparison.best(by_family) + from_files
+        sizes = [row for candidates in by_family.values() for row in candidates] + from_files
         advices = recommendation.recommend(sizes, arguments.memory)
     if stem is not None:
         for path in decision_plots.write(stem, setting, rows, sizes, baseline):

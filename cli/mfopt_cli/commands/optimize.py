@@ -351,10 +351,9 @@ def _baselines(factorization: Any, error: float | None) -> list[tuple[str, str]]
     from mfopt import query_error
     from mfopt.strategies import Identity
 
-    scheme, sigma = mechanisms.without_correlation(factorization)
-    same_batches = scheme == factorization.sampling
-    if same_batches and factorization.strategy.is_identity:
+    if (independent := mechanisms.without_correlation(factorization)) is None:
         return []
+    label, sigma = independent
     rmse = float(
         query_error.rmse(factorization.workload, Identity(), factorization.iterations, sigma)
     )
@@ -363,7 +362,7 @@ def _baselines(factorization: Any, error: float | None) -> list[tuple[str, str]]
         words.against(factorization.final_model_error if error is None else error, sigma),
     )
     errors = f"RMSE {rmse:.4f} ({changes[0]} here), final-model error {sigma:.4f} ({changes[1]})"
-    return [("independent noise" if same_batches else "DP-SGD, Poisson", errors)]
+    return [(label, errors)]
 
 
 # lowest RMSE of published mechanisms at 16 × 128, δ = 1e-5, and which it is, by ε:

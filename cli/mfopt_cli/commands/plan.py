@@ -296,11 +296,13 @@ def _described(arguments: SimpleNamespace, plan: _LoaderPlan, line: str, loop: P
     import mfopt
 
     factorization = mfopt.load(arguments.out)
-    stated = factorization.guarantee
+    independent = mechanisms.without_correlation(factorization)
     return {
-        **stated.describe(),
+        **factorization.guarantee.describe(),
         "final_model_error": mechanisms.error_under(factorization, arguments.schedule),
-        "dpsgd_final_model_error": mechanisms.without_correlation(factorization)[1],
+        "dpsgd_final_model_error": independent[1]
+        if independent
+        else factorization.noise_multiplier,
         "sampling": factorization.sampling.describe(),
         "strategy": factorization.strategy.describe(),
         "why": plan.why,

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 from mfopt_cli import mechanisms, options
+
+if TYPE_CHECKING:
+    from mfopt.factorization import Factorization
 
 
 @options.command("plot")
@@ -15,10 +20,16 @@ from mfopt_cli import mechanisms, options
 def command(arguments: SimpleNamespace) -> None:
     """Plot C and C⁻¹, the error of each step, and how the optimization went.
 
+    The error of independent noise at the same (ε, δ), with Poisson sampling of the same mean
+    batch where batches are random, is drawn beside it.
+
     \b
     Example:
       mfopt plot mfopt-blt-16x128-eps2.npz --out blt.png
     """
     from mfopt.experiments.mechanism_plot import plot
 
-    mechanisms.draw(arguments, (".png", ".svg", ".pdf"), plot)
+    def write(factorization: Factorization, path: Path) -> None:
+        plot(factorization, path, mechanisms.without_correlation(factorization))
+
+    mechanisms.draw(arguments, (".png", ".svg", ".pdf"), write)
