@@ -11,7 +11,7 @@ class Absent(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Absent())
 """
-TRAIN = ("flax", "orbax", "pyarrow", "safetensors", "tensorboardX", "tokenizers")
+TRAIN = ("flax", "orbax", "pyarrow", "safetensors", "tokenizers")
 INTEROP = ("jax_privacy", "opacus", "torch")
 
 

@@ -95,7 +95,7 @@ def test_two_processes_train_together_by_the_command_line(tmp_path):
         "data": tmp_path / "data",
     }
     flags = [f"--{name}={value}" for name, value in settings.items()]
-    flags += ["--no-tensorboard", "--quiet", "--json"]
+    flags += ["--quiet", "--json"]
     program = "from mfopt_cli.main import main; main()"
 
     def command(output, *extra):

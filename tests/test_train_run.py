@@ -42,7 +42,6 @@ SMALL = {
     "microbatch": 4,
     "checkpoint_every": 2,
     "evaluate_every": 3,
-    "tensorboard": False,
     "learning_rate": 0.01,
     "long_records": "cut",
 }
@@ -75,8 +74,7 @@ def settings_for(data, output, **changes):
 def flags_of(**settings):
     """Settings that are no switches, as flags."""
     arguments = {name: value for name, value in settings.items() if not isinstance(value, bool)}
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in arguments.items()]
-    return [*flags, "--no-tensorboard"]
+    return [f"--{name.replace('_', '-')}={value}" for name, value in arguments.items()]
 
 
 def exported(folder):
@@ -136,7 +134,7 @@ def test_the_account_in_a_folder_is_believed_only_where_it_is_proved(data, tmp_p
 
 @pytest.mark.ci
 def test_a_run_writes_all_it_promises(data, tmp_path):
-    settings = settings_for(data, tmp_path / "run", tensorboard=True, pretrain_steps=3)
+    settings = settings_for(data, tmp_path / "run", pretrain_steps=3)
     summary = execute(prepare(settings))
     folder = tmp_path / "run"
     assert summary["steps"] == 6 and summary["evaluated_after"] == 6
@@ -150,7 +148,6 @@ def test_a_run_writes_all_it_promises(data, tmp_path):
     evaluated = metrics.read_table(folder / "evaluation.csv")
     assert [int(row["step"]) for row in evaluated] == [0, 3, 6]
     assert stat.S_IMODE((folder / "metrics.csv").stat().st_mode) == 0o600
-    assert list((folder / "tensorboard").glob("events*"))
     # what may be released can be read by others, once it is copied out of the run's folder
     for path in [*(folder / "model").iterdir(), folder / "privacy-report.json"]:
         assert stat.S_IMODE(path.stat().st_mode) == 0o644, path
@@ -171,13 +168,11 @@ def test_a_run_writes_all_it_promises(data, tmp_path):
 
 @pytest.mark.ci
 def test_metrics_that_are_not_private_can_be_left_out(data, tmp_path):
-    settings = settings_for(
-        data, tmp_path / "run", private_metrics=False, steps=2, tensorboard=True
-    )
+    settings = settings_for(data, tmp_path / "run", private_metrics=False, steps=2)
     summary = execute(prepare(settings))
     assert summary["padded"] is None
     assert not (tmp_path / "run" / "metrics.csv").exists()
-    private = ("evaluation.csv", "tensorboard")
+    private = ("evaluation.csv", "metrics.csv")
     assert not any((tmp_path / "run" / name).exists() for name in private)
 
 
@@ -448,6 +443,9 @@ def test_settings_round_trip_and_refuse_what_is_unknown(tmp_path):
     variant = settings.to_toml().replace(
         "[optimizer]\n", "[optimizer]\nwarmup = 0\nbeta2 = 0.999\n"
     )
+    # a later one, of settings that changed no number
+    path.write_text("[run]\ntensorboard = true\n")
+    assert config.load(path, POISSON).long_records == "chunks"
     path.write_text(variant)
     assert config.load(path) == settings
     path.write_text(variant.replace('long_records = "chunks"\n', ""))

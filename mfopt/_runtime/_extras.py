@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 EXTRAS = {
     **dict.fromkeys(
-        ("flax", "orbax", "pyarrow", "safetensors", "tensorboardX", "tokenizers"),
+        ("flax", "orbax", "pyarrow", "safetensors", "tokenizers"),
         "train",
     ),
     **dict.fromkeys(("jax_privacy", "opacus", "torch"), "interop"),

@@ -35,8 +35,8 @@ SECTIONS = (
 )
 SCHEDULES = ("constant", "cooldown", "cosine", "linear")
 _MADE_BY = "The file comes from `mfopt optimize`."
-# former settings, which files of older runs hold: table, the only value that is still meant,
-# and whether it counts in the fingerprint of a run
+# former settings, which files of older runs hold: table, the only value that is still meant (None:
+# any, as it changed no number), and whether it counts in the fingerprint of a run
 _REMOVED: dict[str, tuple[str, Any, bool]] = {
     "trust": ("privacy", False, False),
     "public_overlap": ("data", 0.1, False),
@@ -59,6 +59,7 @@ _REMOVED: dict[str, tuple[str, Any, bool]] = {
     "checkpoint_minutes": ("run", 10.0, False),
     "continue_from": ("run", "", False),
     "model_parallel": ("run", 1, True),
+    "tensorboard": ("run", None, False),
 }
 # How far the noise alone may move a parameter, root mean square over the steps of a run; a weight
 # of a language model has the size of 0.02 to 0.1. The second: of a model that has read text of the
@@ -244,7 +245,6 @@ class TrainConfig:
     )
     evaluate_records: int = _run(1000, "Maximum number of held-out records per evaluation.")
     private_metrics: bool = _run(True, "Write metrics such as the loss; these are not private.")
-    tensorboard: bool = _run(True, "Write TensorBoard events.")
     seed: int = _run(
         -1, "Pin all randomness to a public seed, for tests: no privacy. -1: secret.", run=False
     )
@@ -388,7 +388,7 @@ def _read(path: Path) -> dict[str, Any]:
         for name, value in table.items():
             former_section, former_default, _ = _REMOVED.get(name, ("", None, False))
             if former_section == section:
-                if value != former_default:
+                if former_default not in (None, value):
                     rule = (
                         f"must be {former_default!r}: other values are read by older versions only"
                     )
@@ -397,7 +397,7 @@ def _read(path: Path) -> dict[str, Any]:
                 settings = [n for n, s in section_of.items() if s == section]
                 rule = f"is not a setting (of {section}: {settings})"
                 raise _check.reject("config", f"{section}.{name}", rule)
-            if name in _REMOVED:  # written by version 0.2
+            if former_default is not None:  # written by version 0.2
                 values.setdefault("long_records", _FORMER["long_records"])
         values |= {name: value for name, value in table.items() if name in section_of}
     return values

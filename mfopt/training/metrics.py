@@ -1,4 +1,4 @@
-"""Losses and progress of a run: bar, CSV and TensorBoard.
+"""Losses and progress of a run: bar and CSV.
 
 All are computed from the data, held-out parts included, without noise, and *not* covered by the
 guarantee: readable by their owner only, and with ``private_metrics = false`` not written.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -144,7 +143,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
 
 
 class Recorder(contextlib.ExitStack):
-    """Writes a run's metrics: metrics.csv, evaluation.csv, events for TensorBoard.
+    """Writes a run's metrics: metrics.csv, evaluation.csv.
 
     The run begins or resumes at step ``start`` of ``total``. ``write``: False on all processes but
     one.
@@ -169,14 +168,6 @@ class Recorder(contextlib.ExitStack):
             )
             for table in (file, evaluation_rows):
                 self.enter_context(table)
-        self._events: Any = None
-        if self._private and config.tensorboard:
-            from tensorboardX import SummaryWriter
-
-            events = folder / "tensorboard"
-            events.mkdir(exist_ok=True)
-            os.chmod(events, 0o700)
-            self._events = self.enter_context(SummaryWriter(str(events), purge_step=start))
         self._total, self._report = total, progress
         self._clock = time.perf_counter()
 
@@ -192,9 +183,6 @@ class Recorder(contextlib.ExitStack):
                 f"loss {row['loss']:.3f}, clipped {row['clipped_fraction']:.0%}, "
                 f"{row['tokens_per_second']:.0f} tokens/s"
             )
-            if self._events is not None:
-                for name in STEP_FIELDS[1:]:
-                    self._events.add_scalar(f"train/{name}", row[name], result.step)
         self._report(Progress("training", result.step + 1, self._total, "steps", note=note))
 
     def evaluations(self, step: int, results: Mapping[str, HeldOutLoss]) -> None:
@@ -203,8 +191,6 @@ class Recorder(contextlib.ExitStack):
             row = {"step": step, "part": part, **result._asdict(), "perplexity": result.perplexity}
             if self._private:
                 self._evaluations.writerow(row)
-            if self._events is not None:
-                self._events.add_scalar(f"evaluation/{part}", result.loss, step)
             losses = f"loss {result.loss:.4f}, perplexity {result.perplexity:.2f}"
             note = f"after {step} steps: {part} {losses}"
             self._report(Progress("training", step, self._total, "steps", note=note, lasting=True))

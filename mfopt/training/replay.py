@@ -75,12 +75,11 @@ def replay(folder: str | Path, progress: Report = silent) -> Replay:
         begin, end = steps[-2:]
         with tempfile.TemporaryDirectory(prefix=".replay-", dir=folder) as temporary:
             copy, last_folder = Path(temporary) / "run", Path(temporary) / "last"
-            left_out = shutil.ignore_patterns(".replay-*", "lock*", "tensorboard", MODEL)
+            left_out = shutil.ignore_patterns(".replay-*", "lock*", MODEL)
             shutil.copytree(folder, copy, ignore=left_out)
             last_folder.mkdir(mode=0o700)
             shutil.move(copy / CHECKPOINTS / str(end), last_folder / str(end))
             changes: dict[str, Any] = {"output": str(copy), "steps": end, "patience": 0}
-            changes["tensorboard"] = False
             prepared = prepare(
                 dataclasses.replace(settings, **changes), resume=True, progress=progress
             )
