@@ -120,7 +120,6 @@ def test_step_rows_are_means_over_what_took_part():
     assert row["tokens"] == mask.sum() == 2 * row["tokens_per_second"]
     present = [unit for unit in result.batch.units if unit >= 0 and store.records_of(unit)]
     assert row["units"] == len(present)
-    assert row["padded"] == np.sum(result.batch.units < 0)
 
 
 def test_evaluation_is_the_mean_over_predicted_tokens():

@@ -27,11 +27,6 @@ class Batch:
     units: np.ndarray
     microbatch: int
 
-    @property
-    def padded(self) -> int:
-        """Empty slots."""
-        return int(np.sum(self.units < 0))
-
     def blocks(self, size: int) -> Iterator[np.ndarray]:
         """The units as microbatches (k, m), at most ``size`` of them at a time; at least one."""
         rows = self.units.reshape(-1, self.microbatch)

@@ -46,8 +46,7 @@ def execute(
     checkpoint that is whole.
 
     Returns:
-        A summary: steps done, slots padded (since the start or resumption; as private as the
-        metrics), evaluations before and after, the privacy report.
+        A summary: steps done, evaluations before and after, the privacy report.
     """
     try:
         with Checkpoints(prepared.folder / CHECKPOINTS) as checkpoints:
@@ -88,7 +87,7 @@ def _execute(
     with metrics.Recorder(config, start=start, total=total, progress=told, write=lead) as recorder:
         first = evaluate(state) if start == 0 else {}
         recorder.evaluations(start, first)
-        last, evaluated, padded = first, start, 0
+        last, evaluated = first, start
         # by the clock of one process, so for one process only; and several cannot stop at the same
         # step without asking each other at every one
         alone, clock = jax.process_count() == 1, time.monotonic()
@@ -97,7 +96,6 @@ def _execute(
             stop = start if _settled(history, config.patience) else prepared.steps
             for result in trainer.run(state, max(start, stop)):
                 recorder.step(result)
-                padded += result.batch.padded
                 state, done = result.state, result.step + 1
                 if not healthy(state):
                     checkpoints.wait()
@@ -140,8 +138,6 @@ def _execute(
     stated, done = _finish(prepared, state), int(state.step)
     return {
         "steps": done,
-        # how large the batches were is nobody's business either
-        "padded": padded if config.private_metrics else None,
         "evaluated_after": evaluated,
         "before": {part: result._asdict() for part, result in first.items()},
         "after": {part: result._asdict() for part, result in last.items()},

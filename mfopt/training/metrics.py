@@ -29,7 +29,7 @@ from mfopt.training.models import Model, PyTree, num_targets
 
 STEP_FIELDS = (
     *("step", "loss", "perplexity", "clipped_fraction", "gradient_norm"),
-    *("units", "padded", "tokens", "tokens_per_second"),
+    *("units", "tokens", "tokens_per_second"),
 )
 _RECORDS = 32  # of a call, on a device
 EVAL_FIELDS = ("step", "part", "loss", "perplexity", "tokens")
@@ -113,7 +113,6 @@ def step_row(result: StepResult, seconds: float) -> dict[str, float]:
         "clipped_fraction": sums["clipped"] / units,
         "gradient_norm": sums["norm"] / units,
         "units": sums["units"],
-        "padded": result.batch.padded,
         "tokens": sums["tokens"],
         "tokens_per_second": sums["tokens"] / seconds if seconds > 0 else float("nan"),
     }

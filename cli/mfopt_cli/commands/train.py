@@ -250,8 +250,6 @@ def _with_factorization(settings: Any, progress: Report) -> Any:
 
 def _lines(summary: JsonObject) -> list[str]:
     lines = [f"{summary['steps']} steps done; results in {summary['output']}"]
-    if summary["padded"]:
-        lines.append(f"{summary['padded']} slots padded")
     for part, value_after in summary["after"].items():
         value_before = summary["before"].get(part)
         change = f"{value_before['loss']:.4f} -> " if value_before else ""
