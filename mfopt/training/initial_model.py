@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import importlib
 import inspect
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from mfopt._runtime import _check, _files
+from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject, PyTree
 from mfopt.progress import Progress, Report
 from mfopt.sampling import FixedOrder
@@ -44,11 +43,6 @@ from mfopt.training.units import Units
 _WARMUP_SHARE = 0.05
 PRETRAIN_BATCH = 16  # public records of a step
 _SEED = 0  # of initial parameters, and of the order of public records: public
-# settings that a pretrained model follows from, beside its data and initial values
-_PRETRAINED_BY = (
-    *("length", "width", "layers", "heads", "compute_dtype"),
-    *("pretrain_steps", "pretrain_rate"),
-)
 
 
 def initial_model(
@@ -56,19 +50,24 @@ def initial_model(
     parts: dict[str, TokenStore],
     progress: Report,
     tokenizer: Tokenizer | None = None,
+    resuming: bool = False,
 ) -> Model:
     """Initial model of a run: given, or pretrained on the public part.
 
     Args:
       config, parts, progress, tokenizer: of the run; the last is kept with a pretrained model.
+      resuming: the run resumes, from the pretrained model that it has; checkpoints hold its digest.
     """
     vocab_size, source = parts["train"].vocab_size, config.model
     if made_elsewhere(source):
         return _imported(config, vocab_size)
     if config.pretrain_steps:
         source = str(Path(config.output) / "pretrained")
-        if jax.process_index() == 0:
-            _pretrained(config, parts, Path(source), progress, tokenizer)
+        if jax.process_index() == 0 and not (resuming and Path(source).is_dir()):
+            base = _gpt2(config, vocab_size, config.model)
+            base.check_fits(vocab_size, config.length)
+            params = _pretrain(base, parts["public"], config, progress)
+            export_model(base, params, Path(source), tokenizer=tokenizer)
         meshes.wait_for_lead("pretraining")
     return _gpt2(config, vocab_size, source, _lora(config))
 
@@ -157,38 +156,6 @@ def _imported(config: TrainConfig, vocab_size: int) -> Model:
             rule = "looks ahead: its logits at a token follow from later tokens"
             raise _check.reject("model", config.model, rule)
     return model
-
-
-def _pretrained(
-    config: TrainConfig,
-    parts: dict[str, TokenStore],
-    target: Path,
-    progress: Report,
-    tokenizer: Tokenizer | None,
-) -> None:
-    """Make the pretrained model of these settings in ``target``, unless it is there bit for bit."""
-    public, record = parts["public"], target / "pretraining.json"
-    base = _gpt2(config, public.vocab_size, config.model)
-    base.check_fits(public.vocab_size, config.length)
-    facts = {name: getattr(config, name) for name in _PRETRAINED_BY}
-    facts |= {"model_seed": _SEED, "pretrain_batch": PRETRAIN_BATCH, "data": public.digest}
-    facts["model"] = digest_of(base.params)
-    if config.in_chunks:
-        facts["long_records"] = config.long_records
-
-    def weights() -> str:
-        return hashlib.sha256((target / "model.safetensors").read_bytes()).hexdigest()
-
-    try:
-        if json.loads(record.read_text()) == facts | {"weights": weights()}:
-            note = "using the pretrained model of these settings"
-            progress(Progress("pretraining", note=note, lasting=True))
-            return
-    except (OSError, ValueError):  # not there, or not whole
-        pass
-    params = _pretrain(base, public, config, progress)
-    export_model(base, params, target, tokenizer=tokenizer)
-    _files.write(record, json.dumps(facts | {"weights": weights()}, indent=2) + "\n")
 
 
 class _CorpusUnits(Units):

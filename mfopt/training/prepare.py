@@ -159,10 +159,10 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     validation = validation_of(config, parts, guarantee, execution.iterations, secret)
     shapes = initial_model.outline(config, train.vocab_size)
     # before a model is pretrained; one that a function makes is there before its sizes are known
-    model = shapes or initial_model.initial_model(config, parts, progress, tokenizer)
+    model = shapes or initial_model.initial_model(config, parts, progress, tokenizer, resuming)
     execution = _affordable(model, wiring, execution, guarantee, config)
     if shapes is not None:
-        model = initial_model.initial_model(config, parts, progress, tokenizer)
+        model = initial_model.initial_model(config, parts, progress, tokenizer, resuming)
     config = dataclasses.replace(config, microbatch=execution.sampler.microbatch)
     model.check_fits(train.vocab_size, config.length)
     if config.selection in PERPLEXITY_RULES:
