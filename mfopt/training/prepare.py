@@ -327,7 +327,7 @@ def _open_data(
     if folder != file:
         if jax.process_index() == 0:
             keywords: dict[str, Any] = {"progress": within(progress, f"corpus of {config.data}")}
-            keywords["reuse"] = "alike" if resuming else "same"
+            keywords["reuse" if resuming else "force"] = True
             if config.data in EMBEDDED:
                 build_stdlib(folder, public=EMBEDDED[config.data], **keywords)
             else:

@@ -63,7 +63,7 @@ def build(
     public: Source | None = None,
     options: Options | None = None,
     force: bool = False,
-    reuse: str = "",
+    reuse: bool = False,
     progress: Report = silent,
 ) -> dict[str, Any]:
     """Build the stores of ``source`` (private) and ``public`` in the folder ``out``.
@@ -74,9 +74,8 @@ def build(
             ``public``. It is never trained on ``source``.
         public, options: public text, which becomes the part ``public``; see :class:`Options`.
         force: replace ``out`` where it exists.
-        reuse: what becomes of an ``out`` that exists. "same": kept where this very build made it,
-            else replaced; "alike": kept where it is of the same text, whatever the versions of
-            mfopt and of the Python whose library it holds, else refused.
+        reuse: keep an ``out`` of the same text, whatever the versions of mfopt and of the Python
+            whose library it holds; refused is one of other text.
         progress: callback for what has been read and grouped.
 
     Returns:
@@ -89,7 +88,7 @@ def build(
         FailureError: no record is left.
     """
     options = options or Options()
-    target = _files.check_output(out, force=force or bool(reuse), name="out", folder=True)
+    target = _files.check_output(out, force=force or reuse, name="out", folder=True)
     if target.exists() and not (target / REPORT).is_file():
         raise _check.reject("out", str(out), "is not a built data folder, so it is not replaced")
     ready = tokenizer if isinstance(tokenizer, Tokenizer) else None
@@ -107,13 +106,11 @@ def build(
     }
     if reuse and target.exists():
         earlier_plan = _plan_in(target / REPORT)
-        if reuse == "alike":
-            for name in ("source", "public"):
-                if _text(earlier_plan.get(name)) != _text(plan[name]):
-                    rule = f"was built from another {name} text than is given now"
-                    raise _check.reject("data", str(out), rule, "Resume with what it was made of.")
-        if reuse == "alike" or not _changed(earlier_plan, plan):
-            return dict(json.loads((target / REPORT).read_text()))
+        for name in ("source", "public"):
+            if _text(earlier_plan.get(name)) != _text(plan[name]):
+                rule = f"was built from another {name} text than is given now"
+                raise _check.reject("data", str(out), rule, "Resume with what it was made of.")
+        return dict(json.loads((target / REPORT).read_text()))
     with _files.new_folder(target) as folder:
         os.chmod(folder, 0o700)  # private text: its owner's alone
         tokenizer = ready or _trained(tokenizer, public, progress)
@@ -181,11 +178,6 @@ def _plan_in(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text())["plan"])
     except (ValueError, KeyError, TypeError):
         return {}
-
-
-def _changed(earlier: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
-    """Return the names of what differs between two plans of a build."""
-    return sorted(key for key in plan if earlier.get(key) != json.loads(json.dumps(plan[key])))
 
 
 def _text(description: Mapping[str, Any] | None) -> Any:
