@@ -119,25 +119,24 @@ class Tokenizer:
         canonical = json.dumps(json.loads(self.backend.to_str()), sort_keys=True)
         return hashlib.sha256(f"{canonical}\0{self.end_of_text}".encode()).hexdigest()
 
-    def encode_batch(self, texts: Sequence[Content], end: bool = True) -> list[np.ndarray]:
-        """The tokens of each text, with the end token behind them where ``end``.
+    def encode_batch(self, texts: Sequence[Content]) -> list[np.ndarray]:
+        """The tokens of each text, with the end token behind them.
 
         A text that spells a special token out gets its ordinary bytes: a user cannot write an
         end of text. Tokens of pieces that are not predicted are ``CONTEXT`` larger, but for the
         last one before a predicted piece, and pieces that end in special tokens get no other end.
         """
-        tail = [self.end_id] if end else []
         self.backend.encode_special_tokens = True
         plain = [text if isinstance(text, str) else "" for text in texts]
         encoded = self.backend.encode_batch_fast(plain, add_special_tokens=False)
         return [
-            np.array(tokens.ids + tail, np.int64)
+            np.array([*tokens.ids, self.end_id], np.int64)
             if isinstance(text, str)
-            else self._encode_pieces(text, tail)
+            else self._encode_pieces(text)
             for text, tokens in zip(texts, encoded, strict=True)
         ]
 
-    def _encode_pieces(self, pieces: Sequence[Piece], tail: list[int]) -> np.ndarray:
+    def _encode_pieces(self, pieces: Sequence[Piece]) -> np.ndarray:
         spelled = any(piece.special for piece in pieces)
         if spelled and self.backend.token_to_id(_CHAT_START) is None:
             rule = f"chats are written with {_CHAT_START}, which this tokenizer does not have"
@@ -148,7 +147,7 @@ class Tokenizer:
         for number, piece in enumerate(pieces, 1):
             self.backend.encode_special_tokens = not piece.special
             ids = self.backend.encode(piece.text, add_special_tokens=False).ids
-            ids += tail if number == len(pieces) and not piece.special else []
+            ids += [self.end_id] if number == len(pieces) and not piece.special else []
             tokens += ids
             predicted += [piece.predicted] * len(ids)
         learned = np.array(predicted, bool)

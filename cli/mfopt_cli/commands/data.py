@@ -68,7 +68,6 @@ def command() -> None:
     "Most of the public tokens that may stand in copies of private records.",
     default=0.1,
 )
-@option("--no-end", bool, "Append no end-of-text token to records.")
 @options.force
 @options.output
 def build(arguments: SimpleNamespace) -> None:
@@ -97,7 +96,6 @@ def build(arguments: SimpleNamespace) -> None:
         on_bad=arguments.on_bad,
         hold_out=HoldOut(**shares, seed=arguments.seed),
         drop_duplicates=arguments.drop_duplicates,
-        end=not arguments.no_end,
         public_overlap=arguments.public_overlap,
     )
     if arguments.tokenizer is None and arguments.end_of_text != END_OF_TEXT:

@@ -39,15 +39,14 @@ class Options:
     Args:
       on_bad: of lines that are no record "few" skips up to a hundredth of all and refuses more,
         "skip" skips any number, "fail" refuses the first.
-      hold_out, end, public_overlap: see :class:`HoldOut`; whether records end in the end token;
-        largest share of public tokens in copies of private records.
+      hold_out, public_overlap: see :class:`HoldOut`; largest share of public tokens in copies of
+        private records.
       drop_duplicates: drop repeated texts, within a user, never across users.
     """
 
     on_bad: str = "few"
     hold_out: HoldOut = dataclasses.field(default_factory=HoldOut)
     drop_duplicates: bool = False
-    end: bool = True
     public_overlap: float = overlap.MOST
 
     def __post_init__(self) -> None:
@@ -146,7 +145,7 @@ def _written(
                 "source": plan["public" if name == "public" else "source"],
                 "tokenizer_digest": tokenizer.digest,
                 "end_of_text": tokenizer.end_of_text,
-                "end_id": tokenizer.end_id if chosen.end else None,
+                "end_id": tokenizer.end_id,
                 "hold_out": dataclasses.asdict(chosen.hold_out),
                 "public": name == "public",
             }
@@ -218,7 +217,7 @@ def _fill(
         texts = [item.text or "" for item in pending]
         builder.add(
             [item.user or "" for item in pending],
-            tokenizer.encode_batch(texts, options.end),
+            tokenizer.encode_batch(texts),
             [_joined(text) for text in texts] if options.drop_duplicates else (),
         )
         pending.clear()
