@@ -104,7 +104,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """Start to write ``state``; return as soon as the loop may continue.
 
         The ``secret`` seals what is written and is itself not written. ``facts`` are JSON-able:
-        what a resumed run must agree with, the privacy report, ....
+        what a resumed run must agree with, ....
         """
         items = _items(state)
         facts = {**facts, "structure": _structure(state), "secret": _name(secret)}

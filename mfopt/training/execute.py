@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import time
 from collections.abc import Callable
@@ -64,12 +63,7 @@ def _execute(
     history: list[float] = []  # of losses on the public part
 
     def save() -> None:
-        facts = {
-            "public_losses": history,
-            "run": prepared.facts,
-            "privacy": prepared.report(int(state.step)),
-            "settings": dataclasses.asdict(config),
-        }
+        facts = {"public_losses": history, "run": prepared.facts}
         checkpoints.save(state, prepared.secret, facts)
 
     if checkpoints.steps or resume_from is not None:
