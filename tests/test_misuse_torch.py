@@ -6,6 +6,7 @@ passes: an entry that the first pass adds and nothing changes.
 
 import contextlib
 import copy
+import functools
 import gc
 import os
 import types
@@ -822,6 +823,19 @@ def a_compiled_loss_that_remembers():
 
     loop = Loop()
     loop.backward(loop.batch(), torch.compile(loss, backend="eager"))
+
+
+@refused(r"loss.*seen.*was changed by a private pass")
+def a_wrapper_of_a_compiled_loss_that_remembers():
+    seen, compiled = [], torch.compile(loss_of, backend="eager")
+
+    @functools.wraps(compiled)  # which copies what marks a compiled function
+    def loss(model, batch):
+        seen.append(batch[1])
+        return compiled(model, batch)
+
+    loop = Loop()
+    loop.backward(loop.batch(), loss)
 
 
 def spectrally_normalized():

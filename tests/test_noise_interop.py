@@ -275,7 +275,7 @@ def test_a_run_begins_in_one_library_and_ends_in_the_other(tmp_path, kind):
 def test_a_release_is_known_by_norms_and_by_a_part_of_each_sum(size, step):
     from mfopt.noise.for_torch import release_fingerprint
 
-    norms, sums = [torch.rand(3)], [torch.randn(2, size // 2), torch.randn(())]
+    norms, sums = [torch.rand(8)], [torch.randn(2, size // 2), torch.randn(())]
     usual, unseen = release_fingerprint(norms, sums, step), 0
     assert release_fingerprint([norms[0] * 1.001], sums, step) != usual
     for place in range(0, size, 50):
@@ -284,6 +284,38 @@ def test_a_release_is_known_by_norms_and_by_a_part_of_each_sum(size, step):
         unseen += release_fingerprint(norms, changed, step) == usual
     assert unseen == (0 if size <= 2048 else 59)
     assert release_fingerprint(norms, [sums[0], sums[1] + 1], step) != usual
+
+
+@pytest.mark.parametrize("norms", [np.ones(10), np.arange(10) % 9 + 0.5, np.arange(7.0)])
+def test_where_norms_tell_little_all_sums_are_read(norms):
+    """Of counts: the same number of examples in other places, of whole rows of 2048 numbers too."""
+    from mfopt.noise.for_torch import release_fingerprint
+
+    def digest(places):
+        counts = torch.zeros(9000).index_add(0, torch.tensor(places), torch.ones(2))
+        return release_fingerprint([torch.tensor(norms)], [counts.view(-1, 1)], 0)
+
+    others = [5000, 5002], [2952, 5001], [5000, 7049], [5001, 5000]
+    assert [digest(places) == digest([5000, 5001]) for places in others] == [False] * 3 + [True]
+
+
+def test_the_same_sums_with_other_draws_are_another_release(monkeypatch):
+    """As on another device, whose noise would be a second answer to one question."""
+    from mfopt.noise import _torch_parts
+
+    noise = TorchNoise(make(S.Identity()), tensors())
+    noise.save("state.npz")
+    noise.add_to(tensors())
+    del noise
+    again = TorchNoise(make(S.Identity()), tensors())
+    again.load("state.npz")
+    again.add_to(tensors())
+    del again
+    monkeypatch.setattr(_torch_parts, "part_for", lambda device: _torch_parts.OnDevice)
+    elsewhere = TorchNoise(make(S.Identity()), tensors())
+    elsewhere.load("state.npz")
+    with pytest.raises(UsageError, match="was released already"):
+        elsewhere.add_to(tensors())
 
 
 def test_secure_streams_are_refused_outside_of_jax():

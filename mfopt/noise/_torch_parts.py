@@ -136,7 +136,10 @@ class OnDevice:
         # the processes that share the noise draw for themselves
         self._part = f" part {part[0]} of {part[1]}" if part[1] > 1 else ""
         shared = f" in {part[1]} parts" if part[1] > 1 else ""
-        self.draws = [device.type + shared, *map(int, leaves)]
+        kind = device.type  # of graphics cards each kind has other draws
+        if kind == "cuda":
+            kind = f"{kind} {torch.cuda.get_device_name(device)}"
+        self.draws = [kind + shared, *map(int, leaves)]
         self.slack_shapes = ((sum(math.prod(whole[i]) for i in leaves),),)
         self._buffer: torch.Tensor | None = None
         self.load([])

@@ -29,6 +29,7 @@ from mfopt.noise.stream import TOO_NARROW, NoiseExhaustedError, NoiseStream
 
 _STRIPE = 8192  # bytes
 _PART = 2**11  # numbers of a sum
+_SPREAD = 8  # norms that differ in chance alone if no two of them are equal
 STATE = "mfopt_noise"  # where an optimizer's state_dict keeps the noise
 
 
@@ -183,8 +184,8 @@ class TorchNoise:
         """
         self._refuse_past_end()
         self._refuse_broken()
-        if self.ledger is not None:
-            self.ledger.release(self.step, digest)
+        if self.ledger is not None:  # the same sum with other draws is another release
+            self.ledger.release(self.step, joined([*map(str, self._draws), digest]))
         self._sound = False
         yield
         self.step += 1
@@ -358,15 +359,22 @@ def refuse_narrow(name: str, sums: Iterable[torch.Tensor]) -> None:
 def fingerprint(tensors: Iterable[torch.Tensor]) -> str:
     """A digest of the bits of ``tensors`` that tells mistakes, not forgery: 32 hexadecimal digits.
 
-    Bits are added up in 1024 columns where the tensors lie, and only these sums are hashed.
+    Bits are added up in rows and in 1024 columns where the tensors lie, and only these sums are
+    hashed.
     """
     digest = hashlib.sha256()
     for item in tensors:
         flat = item.detach().reshape(-1).view(torch.uint8)
         cut = flat.numel() // _STRIPE * _STRIPE
-        columns = flat[:cut].view(torch.int64).view(-1, _STRIPE // 8).sum(0)
-        digest.update(columns.cpu().numpy().tobytes() + flat[cut:].cpu().numpy().tobytes())
+        table = flat[:cut].view(torch.int64).view(-1, _STRIPE // 8)
+        for part in (table.sum(0), table.sum(1), flat[cut:]):
+            digest.update(part.cpu().numpy().data)
     return digest.hexdigest()[:32]
+
+
+def joined(digests: Iterable[str]) -> str:
+    """One digest of several."""
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()[:32]
 
 
 def release_fingerprint(
@@ -374,17 +382,19 @@ def release_fingerprint(
 ) -> str:
     """A digest of clipped sums in a tenth of the time that reading them takes.
 
-    Other sums come from other examples: of these ``norms`` tell, which are of all numbers. Where
-    norms are equal, a part of each sum tells, another one in each step: all of up to 2¹¹ numbers.
+    Other sums come from other examples: of these ``norms`` tell, which are of all numbers, and a
+    part of each sum, another one in each step: all of up to 2¹¹ numbers. Norms of few examples, or
+    such that two are equal (of counts, of gradients of one length), tell little: all sums are read.
 
     Args:
       norms: of the gradients that were clipped.
       sums: of the clipped gradients, one for each parameter.
       step: that they are of.
     """
-    digest = hashlib.sha256()
-    for norm in norms:
-        digest.update(norm.cpu().numpy().data)
+    lengths = np.concatenate([np.zeros(0, np.float32), *(norm.cpu().numpy() for norm in norms)])
+    if len(lengths) < _SPREAD or len(np.unique(lengths)) < len(lengths):
+        return fingerprint(sums)
+    digest = hashlib.sha256(lengths.data)
     for total in sums:
         start = step * _PART % max(1, total.numel() - _PART)
         digest.update(total.view(-1)[start : start + _PART].cpu().numpy().data)

@@ -67,10 +67,18 @@ def follow_weights(module: torch.nn.Module) -> None:
     hold_weights(module)
 
 
+def reshard(module: torch.nn.Module) -> None:
+    """Put the parts of parameters back where a pass with FSDP2 left whole ones."""
+    for layer in module.modules():
+        if callable(back := getattr(layer, "reshard", None)):
+            back()
+
+
 def refuse_uncovered(module: torch.nn.Module, attached: Iterable[torch.Tensor]) -> None:
     """Raise :class:`UsageError` unless the module's trainable parameters are those ``attached``."""
     way_out = "Call backward(module, loss, batch), in this order."
     _check.kind("module", module, torch.nn.Module, way_out)
+    reshard(module)
     optimized = {id(p) for p in attached if p.requires_grad}
     trained = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
     for number, name in trained.items():

@@ -304,10 +304,7 @@ def add_clipped(
 def trained_in(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Trainable parameters by name; raises as :func:`add_clipped` without any, or in 16 bits."""
     _check.kind("module", module, torch.nn.Module)
-    for layer in module.modules():
-        reshard: Any = getattr(layer, "reshard", None)
-        if reshard is not None:  # FSDP2 may have left whole parameters in place
-            reshard()
+    checks.reshard(module)
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if not trained:
         raise _check.reject("module", type(module).__name__, "has no trainable parameters")

@@ -85,8 +85,9 @@ def _is_trainer(value: Any) -> bool:
 
 def _parts(value: Any) -> dict[str, Any]:
     """Parts of an object, by name."""
-    if hasattr(value, "_torchdynamo_orig_callable"):  # compiled; the compiler has a state too
-        return {"func": value._torchdynamo_orig_callable}
+    home = getattr(value, "__globals__", {}).get("__name__", type(value).__module__)
+    if home.startswith("torch._dynamo"):  # compiled; the compiler has a state too
+        return {"func": getattr(value, "_torchdynamo_orig_callable", None)}
     if isinstance(value, functools.partial):
         return {"func": value.func, "args": value.args, "keywords": value.keywords}
     if isinstance(value, types.MethodType):

@@ -19,6 +19,7 @@ from mfopt.noise.for_torch import (
     STATE,
     SilentNoise,
     TorchNoise,
+    joined,
     refuse_narrow,
     release_fingerprint,
     split_state,
@@ -430,7 +431,10 @@ class PrivateRun:
             way_out = "Call run.backward(module, loss, batch), or loss.backward(), for all of its "
             way_out += "batch before step(), and no zero_grad() between."
             raise _check.reject("units", len(self.units), rule, way_out)
-        noise.add_to(sums, release_fingerprint(self.norms, sums, noise.step))
+        digests = [release_fingerprint(self.norms, sums, noise.step)] * self.ranks
+        if self.ranks > 1:  # the ledger is the first one's
+            torch.distributed.all_gather_object(digests, digests[0])
+        noise.add_to(sums, joined(digests))
         self.units, self.norms = [], []
 
     def state_dict(self) -> dict[str, Any]:
