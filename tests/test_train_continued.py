@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from mfopt.errors import UsageError
 from mfopt.mechanism import Mechanism
 from mfopt.strategies import Identity
 from mfopt.training import verification
+from mfopt.training.continued import path_of
 from mfopt.training.execute import execute
 from mfopt.training.prepare import prepare
 from mfopt.training.privacy import report_rows, solved
@@ -67,16 +69,24 @@ def test_a_run_begins_where_another_ended_and_states_both(data, tmp_path) -> Non
     assert privacy["guarantee"]["epsilon"] > total["epsilon"]
     # a stopped one is resumed, but with no other earlier run; and none continues a lie
     prepare(third, resume=True).close()
-    report = tmp_path / "second" / "privacy-report.json"
+    report = tmp_path / "second" / "model" / "privacy-report.json"
+    assert verification.read(report)["guarantee"] == total
     report.write_text(json.dumps(facts | {"warnings": []}))
     with pytest.raises(UsageError, match="does not hold: warnings"):
         prepare(third, resume=True)
     report.unlink()
+    (tmp_path / "second" / "privacy-report.json").unlink()
     with pytest.raises(UsageError, match="continues"):
         execute(prepare(third, resume=True))
-    # without privacy nothing is stated, and nothing read
-    public = following(settings, "public", algorithm="none", epsilon=0.0, delta=0.0)
-    assert prepare(public).public_report is None
+    # without privacy nothing is stated; what begins there, or from a copy, still counts the first
+    shutil.copytree(tmp_path / "first" / "model", tmp_path / "copy")
+    public = following(first, "public", algorithm="none", epsilon=0.0, delta=0.0)
+    public = dataclasses.replace(public, steps=1, model=str(tmp_path / "copy"))
+    prepared = prepare(public)
+    assert prepared.public_report is None
+    assert execute(prepared)["privacy"] is None
+    path = path_of(following(public, "fourth"))
+    assert path is not None and verification.read(path)["guarantee"] == old["guarantee"]
 
 
 def test_statements_add_up_where_no_grid_does() -> None:

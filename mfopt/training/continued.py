@@ -1,7 +1,8 @@
 """A run that begins from the model of an earlier private run: its report states what both cost.
 
-That model is in the earlier run's folder, beside its report, which is verified; the statement about
-all runs is :func:`mfopt.training.verification.composed`.
+That model's folder holds the earlier run's report, also in a copy of the folder, and also after a
+run without privacy from it. The report is verified; the statement about all runs is
+:func:`mfopt.training.verification.composed`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,16 @@ from mfopt.training.config import TrainConfig
 from mfopt.training.folder import MODEL, REPORT
 
 
+def path_of(config: TrainConfig) -> Path | None:
+    """Path of the report of the run that exported the model of ``config``; None: none is known."""
+    if not config.model:
+        return None
+    folder = Path(config.model).resolve()
+    # beside it where the run was killed before its report was copied
+    places = (folder, folder.parent) if folder.name == MODEL else (folder,)
+    return next((place / REPORT for place in places if (place / REPORT).is_file()), None)
+
+
 def earlier_report(config: TrainConfig, progress: Report) -> JsonObject | None:
     """The verified report of the run that exported the model of ``config``; None: none is known.
 
@@ -23,9 +34,8 @@ def earlier_report(config: TrainConfig, progress: Report) -> JsonObject | None:
       UsageError: the report does not hold, or this run releases losses of held-out users, who may
         have been trained on by the earlier one.
     """
-    folder = Path(config.model).resolve()
-    path = folder.parent / REPORT
-    if not config.model or config.algorithm == "none" or folder.name != MODEL or not path.is_file():
+    path = path_of(config)
+    if config.algorithm == "none" or path is None:
         return None
     report = verification.read(path)
     outcome = verification.verify(report, progress=progress)

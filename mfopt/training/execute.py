@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from mfopt.training import mesh as meshes
 from mfopt.training import metrics
 from mfopt.training import validation as validated
 from mfopt.training.checkpoint import Checkpoints
+from mfopt.training.continued import path_of
 from mfopt.training.folder import CHECKPOINTS, MODEL, REPORT, mark_used
 from mfopt.training.loop import TrainState
 from mfopt.training.metrics import Evaluator, HeldOutLoss
@@ -185,6 +187,10 @@ def _finish(prepared: Prepared, state: TrainState) -> dict[str, Any] | None:
         end_id=prepared.parts["train"].metadata.get("end_id"),
         base=Path(prepared.config.model) if prepared.config.model else None,
     )
+    # whoever trains this model further, or a copy of it, finds what it has cost
+    path = path_of(prepared.config) if report is None else folder / REPORT
+    if path is not None:
+        shutil.copyfile(path, folder / MODEL / REPORT)
     return report
 
 

@@ -114,7 +114,8 @@ def _of_files(folder: Path, copy: Path) -> list[str]:
     if reports[0]["steps_done"] != reports[1]["steps_done"]:
         return []  # it was stopped: nothing was exported at its last checkpoint
     model = copy / MODEL
-    names = [str(path.relative_to(model)) for path in model.rglob("*") if path.is_file()]
+    files = [path for path in model.rglob("*") if path.is_file() and path.name != REPORT]
+    names = [str(path.relative_to(model)) for path in files]
     equal_files, _, _ = filecmp.cmpfiles(folder / MODEL, model, names, shallow=False)
     differing = ["exported model"] if len(equal_files) < len(names) else []
     for report in reports:
