@@ -761,7 +761,7 @@ def tied_weights():
     loop = Loop(torch.nn.Sequential(layer, torch.nn.Tanh(), layer))
     x, y = loop.batch()
     loop.backward((x[:1], y[:1]), lambda m, b: 1e3 * loss_of(m, b))
-    norm = sum(float(total.square().sum()) for total in loop.run.sums) ** 0.5
+    norm = sum(float(total.square().sum()) for total in loop.run.sums.values()) ** 0.5
     assert norm <= CLIP
     other = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
     other[2].weight = other[0].weight

@@ -14,13 +14,8 @@ from mfopt.torch import clipping, per_example  # noqa: E402
 
 
 def clipped_sum(model, loss, batch, bound, **options):
-    sums = {}
-
-    def sum_of(p):
-        sums[p] = torch.zeros_like(p)
-        return sums[p]
-
-    clipping.add_clipped(model, loss, batch, bound, sum_of, **options)
+    sums = {p: torch.zeros_like(p) for p in model.parameters() if p.requires_grad}
+    clipping.add_clipped(model, loss, batch, bound, sums, **options)
     return list(sums.values())
 
 

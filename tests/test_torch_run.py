@@ -261,6 +261,36 @@ def test_options_that_contradict_the_factorization_are_refused(options, match):
         made_private(**options)
 
 
+def test_sums_are_those_of_their_parameters_in_any_order_of_the_optimizer():
+    def sums_of(order):
+        from mfopt.torch import make_private
+
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)]  # equal shapes: none would tell
+        groups = [{"params": list(layers[i].parameters())} for i in order]
+        model, optimizer, loader = make_private(
+            torch.nn.Sequential(layers[0], torch.nn.Tanh(), layers[1]),
+            torch.optim.SGD(groups, lr=0.0),  # noise has the order of parameters
+            data(),
+            factorization(),
+            CLIP,
+            seed=SEED,
+            allow_uncertified=True,
+        )
+        batches = iter(loader)
+        next(batches)  # an empty one
+        optimizer.step()
+        x, y = next(batches)
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        loader.run.collect()
+        return [loader.run.sums[p].numpy() for p in model.parameters()]
+
+    usual, changed = sums_of([0, 1]), sums_of([1, 0])
+    assert not np.allclose(usual[0], usual[2])
+    for expected, total in zip(usual, changed, strict=True):
+        np.testing.assert_allclose(total, expected, atol=1e-6)
+
+
 def test_loaders_and_data_sets_that_the_scheme_cannot_draw_from_are_refused():
     loaders = torch.utils.data
 
@@ -343,9 +373,7 @@ def test_what_gives_no_gradients_is_refused(module, loss, match):
     from mfopt.torch.clipping import add_clipped
 
     with pytest.raises(UsageError, match=match):
-        add_clipped(
-            network() if module is ... else module, loss, data()[:2], CLIP, torch.zeros_like
-        )
+        add_clipped(network() if module is ... else module, loss, data()[:2], CLIP, {})
 
 
 def test_a_step_of_opacus_needs_exactly_one_batch_of_the_loader():
@@ -469,11 +497,10 @@ def backward(model, loss, batch, bound):
     """The sum of a batch's clipped gradients in ``grad``, by nobody's run."""
     from mfopt.torch.clipping import add_clipped
 
-    def sum_of(p):
-        p.grad = torch.zeros_like(p)
-        return p.grad
-
-    add_clipped(model, loss, batch, bound, sum_of)
+    sums = {p: torch.zeros_like(p) for p in model.parameters()}
+    add_clipped(model, loss, batch, bound, sums)
+    for p, total in sums.items():
+        p.grad = total
 
 
 def test_gradients_that_are_not_finite_add_nothing():

@@ -194,16 +194,18 @@ class Examples:
         return [torch.stack([y.detach() for y in x]) for x in zip(*outputs, strict=True)], gradients
 
     def add(
-        self, gradients: per_example.Gradients, sums: Sequence[torch.Tensor], scale: float = 1.0
+        self,
+        gradients: per_example.Gradients,
+        sums: Mapping[torch.Tensor, torch.Tensor],
+        scale: float = 1.0,
     ) -> torch.Tensor:
-        """Add Σ clip(``scale`` · gradient of one example) to ``sums``, one for each parameter.
+        """Add Σ clip(``scale`` · gradient of one example) to ``sums``, by parameter.
 
         Returns the norm of each; an example whose gradient is not finite adds nothing.
         """
         with torch.no_grad(), per_example.full_precision({self.device.type}):
             joined = [
-                (total, per_example.merged(gradients[k]))
-                for total, k in zip(sums, self.trained, strict=True)
+                (sums[p], per_example.merged(gradients[name])) for name, p in self.trained.items()
             ]
             bounds = [per_example.norm_bounds(x) for _, x in joined if x]
             if not bounds:
@@ -223,13 +225,13 @@ def add_clipped(
     loss: Callable[[Any, Any], torch.Tensor],
     batch: Any,
     max_grad_norm: float,
-    sum_of: Callable[[torch.Tensor], torch.Tensor],
+    sums: Mapping[torch.Tensor, torch.Tensor],
     *,
     microbatch: int | None = None,
     run: Any = None,
     probed: bool = False,
 ) -> torch.Tensor:
-    """Add Σ clip(gradient of one example) to ``sum_of(parameter)`` for every trainable parameter.
+    """Add Σ clip(gradient of one example) to ``sums[parameter]`` for every trainable parameter.
 
     In place of ``loss(module, batch).backward()``: the loss is computed for batches of one example
     each, and each one's gradient is scaled down to norm ``max_grad_norm`` over all parameters
@@ -240,7 +242,7 @@ def add_clipped(
       loss: ``loss(module, batch)``, a scalar; ``module`` is to be called as usual.
       batch: tensors, or nested tuples, lists and dictionaries of them, examples along the first
         axis; one of no examples adds 0.
-      sum_of: gives the tensor, of its shape, that a parameter's sum is added to.
+      sums: the tensor, of its shape, that a parameter's sum is added to, for each.
       microbatch: examples whose gradients are held at once; all of them if left out.
       run: that keeps the sums, and the norms of what they are made of.
       probed: asks for a probe (:mod:`mfopt.torch.probe`) of this pass.
@@ -283,7 +285,6 @@ def add_clipped(
             raise _check.reject("loss", name, rule, "Call the first argument.")
         return (value,)
 
-    sums = [sum_of(p) for p in examples.trained.values()]
     count = len(tensors[0])
     if not count:
         return torch.zeros(())

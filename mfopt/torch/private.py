@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -147,7 +147,7 @@ class PrivateModule(torch.nn.Module):
         outputs = [_leaf(x) for x in outputs]
         scale = count if self._is_mean else 1
 
-        def add(sums: Sequence[torch.Tensor]) -> None:
+        def add(sums: Mapping[torch.Tensor, torch.Tensor]) -> None:
             run.norms.append(examples.add(pullback([x.grad for x in outputs]), sums, scale))
 
         run.passes.append((outputs, add, units))

@@ -133,7 +133,7 @@ class PrivateRun:
         self._module = torch.nn.Module()  # of the last pass
         self._probes = 0  # passes that were probed
         self._modes: tuple[bool, ...] = ()  # of the layers in the last pass, whether they train
-        self._sums: list[torch.Tensor] | None = None  # of this step, one for each parameter
+        self._sums: dict[torch.Tensor, torch.Tensor] = {}  # of this step, by parameter
         self._collators: dict[tuple[int, int], loader.Collator] = {}  # which count their batches
         # drops what was summed of a step that was not released
         self.forget: Callable[[], None] = self._drop
@@ -210,15 +210,13 @@ class PrivateRun:
         units = rows.units_of(clipping.split(batch)[0])
         probed = not self.units and self.is_probed(module, len(units))
         self.take(units)
-        sums = {id(p): total for p, total in zip(self.parameters, self.sums, strict=True)}
-        bound = self.stream.clip_norm
         try:
             loss_value = clipping.add_clipped(
                 module,
                 loss,
                 batch,
-                bound,
-                lambda p: sums[id(p)],
+                self.stream.clip_norm,
+                self.sums,
                 microbatch=microbatch,
                 run=self,
                 probed=probed,
@@ -230,14 +228,14 @@ class PrivateRun:
         return loss_value
 
     @property
-    def sums(self) -> list[torch.Tensor]:
-        """Of the clipped gradients of this step so far, one for each parameter."""
-        self._sums = self._sums or [clipping.whole_zeros(p) for p in self.parameters]
+    def sums(self) -> dict[torch.Tensor, torch.Tensor]:
+        """Of the clipped gradients of this step so far, by parameter, in the optimizer's order."""
+        self._sums = self._sums or {p: clipping.whole_zeros(p) for p in self.parameters}
         return self._sums
 
     def refuse_constant(self, examples: int) -> None:
         """Raise :class:`UsageError` where the first ``examples`` of the run have no gradient."""
-        if self._probes == 1 and examples > 1 and not any(map(torch.any, self.sums)):
+        if self._probes == 1 and examples > 1 and not any(map(torch.any, self.sums.values())):
             rule = "has gradient 0 for every example of the run's first batch"
             way_out = "Use a loss that is a mean over examples, not one that compares them."
             raise _check.reject("loss", "constant", rule, way_out)
@@ -299,9 +297,9 @@ class PrivateRun:
                 rule = "has other parameters than when it was attached"
                 way_out = "Freeze and add parameters before."
                 raise _check.reject("optimizer", type(optimizer).__name__, rule, way_out)
-            sums = self._of_step()
+            sums = self._sums_of_step()
             self.add_to(sums)
-            self._sums = None
+            self._sums = {}
             for p, total in zip(parameters, sums, strict=True):
                 if self.ranks > 1:
                     torch.distributed.all_reduce(total)
@@ -338,7 +336,7 @@ class PrivateRun:
         _attached.add(optimizer)
         self.forget = zero_grad
 
-    def _of_step(self) -> list[torch.Tensor]:
+    def _sums_of_step(self) -> list[torch.Tensor]:
         """The sums of this step; refuses gradients that are none of them."""
         self.collect()
         gradients = [p.grad for p in self.parameters]
@@ -347,11 +345,11 @@ class PrivateRun:
             way_out = "Call run.backward(module, loss, batch) in place of loss.backward(), and "
             way_out += "nothing that writes to grad."
             raise _check.reject("grad", "not empty", rule, way_out)
-        return self.sums
+        return list(self.sums.values())
 
     def _drop(self) -> None:
         """Forget the sum of this step."""
-        self._sums, self.units, self.norms = None, [], []
+        self._sums, self.units, self.norms = {}, [], []
         self.passes.clear()
 
     def collect(self) -> None:
