@@ -248,6 +248,7 @@ def test_states_that_are_not_of_this_run_are_refused(variant):
     [
         ({"poisson_sampling": True}, "poisson_sampling"),
         ({"noise_multiplier": 1.0}, "noise_multiplier"),
+        ({"clip_norm": 2.0}, "clip_norm = 'given': the clip norm is `max_grad_norm`"),
         ({"clipping": "per_layer"}, "clipping"),
         ({"shuffle": True}, "shuffle"),
         ({"batch_size": 3}, "batch_size"),

@@ -33,6 +33,7 @@ from mfopt.torch import checks, clipping, loader, probe, rows
 _OF_OPACUS = {
     "poisson_sampling": "the batches are drawn by the factorization's own scheme",
     "noise_multiplier": "σ is the factorization's",
+    "clip_norm": "the clip norm is `max_grad_norm`",
     "noise_generator": "the noise is the factorization's; `seed` pins it in experiments",
     "data_loader": "the loader is made here, from the data set",
     "target_epsilon": "ε is the factorization's: optimize or calibrate one for another ε",
