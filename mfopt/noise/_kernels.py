@@ -71,20 +71,25 @@ def _ring(
     row = jnp.asarray(row, dtype)
     if buffer is None:
         return row[0] * draw(step), None
-    slots = buffer.shape[0]
-    lag = 1 + (step - 1 - jnp.arange(slots)) % slots  # of the output or draw that each slot holds
     if recursion.feedback:
-        noise = once(lambda: row[0] * draw(step) + weighted_sum(row[lag], buffer, step), step)
+        noise = once(lambda: row[0] * draw(step) + ring_sum(row, buffer, step), step)
         return noise, _replaced(buffer, noise, step)
 
     def both() -> tuple[jax.Array, jax.Array]:
         # what is kept is what is used now: a narrow buffer rounds the draw itself
         kept = once(lambda: draw(step).astype(buffer.dtype), step)
-        return row[0] * kept.astype(dtype) + weighted_sum(row[lag], buffer, step), kept
+        return row[0] * kept.astype(dtype) + ring_sum(row, buffer, step), kept
 
     # together: the buffer is read before a slot of it is replaced, and need not be copied
     noise, kept = once(both, step)
     return noise, _replaced(buffer, kept, step)
+
+
+def ring_sum(row: Array, buffer: jax.Array, step: Step) -> jax.Array:
+    """Σ_{k>=1} row[k] x_{step-k}, of the outputs or draws x in a ring's buffer."""
+    slots = buffer.shape[0]
+    lag = 1 + (step - 1 - jnp.arange(slots)) % slots  # of what each slot holds
+    return weighted_sum(row[lag], buffer, step)
 
 
 def _replaced(buffer: jax.Array, value: jax.Array, step: Step) -> jax.Array:

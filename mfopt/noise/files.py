@@ -163,7 +163,7 @@ def check_contents(
       UsageError: key, step or buffers are not what ``stream`` would save for these parameters.
     """
     header, arrays = contents
-    stream.refuse_other("state", header.get("digest"), header.get("settings"))
+    check_header(header, stream)
     if tuple(header.get("part", (0, 1))) != part:
         rule = f"is another process's share of the noise than this one's, {part}"
         way_out = "Load what the process of this rank saved, with as many processes."
@@ -180,19 +180,24 @@ def check_contents(
         rule = f"past draws are regenerated here by {draws}, which gives different numbers"
         way_out = "Resume with the parameters on the same kinds of devices."
         raise _check.reject("state: draws", header.get("draws"), rule, way_out)
-    step, pinned = header.get("step"), header.get("pinned")
-    if type(step) is not int or not 0 <= step <= stream.iterations:
-        raise _check.reject("state: step", step, f"must be from 0 to {stream.iterations}")
-    if type(pinned) is not bool:
+    if type(pinned := header.get("pinned")) is not bool:
         raise _check.reject("state: pinned", pinned, "must be true or false")
     key = {"key": ((KEY_WORDS,), np.uint32)}
     check_arrays(arrays, {**key, **stream.buffer_arrays(shapes)})
     buffers = {n: arrays[k] for n in range(len(shapes)) if (k := f"buffer/{n}") in arrays}
     for number, value in buffers.items():
         # a stream past its end holds NaN; it makes no more noise
-        if step < stream.iterations and not np.all(np.isfinite(value)):
+        if header["step"] < stream.iterations and not np.all(np.isfinite(value)):
             raise _check.reject(f"state: buffer/{number}", "NaN or infinite", "must be finite")
     return buffers
+
+
+def check_header(header: JsonObject, stream: NoiseStream) -> None:
+    """Raise :class:`UsageError` unless a state is of this stream, at one of its steps."""
+    stream.refuse_other("state", header.get("digest"), header.get("settings"))
+    step = header.get("step")
+    if type(step) is not int or not 0 <= step <= stream.iterations:
+        raise _check.reject("state: step", step, f"must be from 0 to {stream.iterations}")
 
 
 def write_secret(path: str | os.PathLike[str], contents: Contents, *, force: bool) -> None:

@@ -25,7 +25,7 @@ from mfopt.noise import ledger as ledgers
 from mfopt.noise.ledger import KEY_FOLDER
 from mfopt.noise.packing import share
 from mfopt.noise.state import no_copy
-from mfopt.noise.stream import TOO_NARROW, NoiseExhaustedError, NoiseStream
+from mfopt.noise.stream import TOO_NARROW, NoiseStream
 
 _STRIPE = 8192  # bytes
 _PART = 2**11  # numbers of a sum
@@ -152,7 +152,7 @@ class TorchNoise:
         Raises: as :meth:`next`, and
           UsageError: other tensors; nothing changes then.
         """
-        self._refuse_past_end()
+        self.stream.refuse_past_end(self.step)
         sums = _listed("sums", sums)
         like = [_checked(f"sums[{i}]", total) for i, total in enumerate(sums)]
         if like != self._like:
@@ -172,17 +172,13 @@ class TorchNoise:
             for part in self._parts:
                 part.add_to([shares[i] for i in part.leaves], self._key, self.step)
 
-    def _refuse_past_end(self) -> None:
-        if self.step >= self.stream.iterations:
-            raise NoiseExhaustedError.past_end(self.stream.iterations)
-
     @contextlib.contextmanager
     def _one_step(self, digest: str) -> Iterator[None]:
         """Guard of a step: after half an update the buffers would give noise other than C⁻¹z.
 
         ``digest``: of the sums that the noise is for.
         """
-        self._refuse_past_end()
+        self.stream.refuse_past_end(self.step)
         self._refuse_broken()
         if self.ledger is not None:  # the same sum with other draws is another release
             self.ledger.release(self.step, joined([*map(str, self._draws), digest]))
@@ -303,8 +299,7 @@ class SilentNoise:
 
     def add_to(self, sums: Iterable[torch.Tensor], digest: str = "") -> None:
         """Advance by one step; raises as :meth:`TorchNoise.add_to` past the last one."""
-        if self.step >= self.stream.iterations:
-            raise NoiseExhaustedError.past_end(self.stream.iterations)
+        self.stream.refuse_past_end(self.step)
         self.step += 1
 
     def contents(self, key_folder: str | os.PathLike[str] = KEY_FOLDER) -> files.Contents:
@@ -325,11 +320,7 @@ class SilentNoise:
 
     def check(self, contents: files.Contents) -> None:
         """Raise the errors of :meth:`restore`."""
-        header = contents[0]
-        self.stream.refuse_other("state", header.get("digest"), header.get("settings"))
-        step = header.get("step")
-        if type(step) is not int or not 0 <= step <= self.stream.iterations:
-            raise _check.reject("state: step", step, f"must be from 0 to {self.stream.iterations}")
+        files.check_header(contents[0], self.stream)
 
     def skip(self, step: int) -> None:
         """Go on to a later ``step``, at most the last."""
@@ -407,13 +398,6 @@ def _listed(name: str, tensors: object) -> list[torch.Tensor]:
         way_out = "Of a module, list(module.parameters()) is one."
         raise _check.reject(name, type(tensors).__name__, rule, way_out)
     return list(tensors)
-
-
-def _words(key: object) -> np.ndarray:
-    """The key of a state, as the words that it was made from."""
-    if not isinstance(key, torch.Tensor) or key.dtype != torch.int32:
-        raise _check.reject("state: key", type(key).__name__, "must be a tensor of int32")
-    return key.cpu().numpy().view(np.uint32)
 
 
 def _checked(

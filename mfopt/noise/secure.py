@@ -171,9 +171,7 @@ def advance(
         row = coefficients[0]
         gain, past = row[0], None
         if buffer is not None:
-            slots = buffer.shape[0]
-            lag = 1 + (step - 1 - jnp.arange(slots)) % slots
-            past = _kernels.weighted_sum(jnp.where(lag <= step, row[lag], 0), buffer)
+            past = _kernels.ring_sum(row, buffer, step)
         elif isinstance(recursion, Rows):
             oldest = jnp.minimum(step, recursion.window - 1)
             past = lax.fori_loop(

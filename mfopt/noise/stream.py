@@ -36,14 +36,6 @@ TOO_NARROW = (
 class NoiseExhaustedError(_check.FailureError):
     """A step past the last one that the factorization, and so its guarantee, covers."""
 
-    @classmethod
-    def past_end(cls, iterations: int) -> NoiseExhaustedError:
-        """The error for the step after the last one."""
-        return cls(
-            f"step {iterations} (counted from 0): the factorization covers {iterations} "
-            "iterations, and its guarantee no further noise. Optimize one for more iterations."
-        )
-
 
 class _Step(NamedTuple):
     """Values that all leaves of a step share: key, its number, scale of draws, coefficients."""
@@ -386,8 +378,7 @@ class NoiseStream:
             way_out = "Pass it as an argument and return the new one."
             raise _check.reject("state", state, rule, way_out)
         step = int(state.step)
-        if step >= self.iterations:
-            raise NoiseExhaustedError.past_end(self.iterations)
+        self.refuse_past_end(step)
         if state.counted:
             uses.record(uses.on_host(state.key), step, np.asarray(digest))
         inputs = self._inputs(state, np.int32(step), np.bool_(True))
@@ -434,6 +425,14 @@ class NoiseStream:
             rule = "belongs to another factorization, other settings or other parameters"
             way_out = "Restore the state that this stream made."
             raise _check.reject("state.mark", "of the buffers", rule, way_out)
+
+    def refuse_past_end(self, step: int) -> None:
+        """Raise :class:`NoiseExhaustedError` for a step after the last one."""
+        if step >= self.iterations:
+            raise NoiseExhaustedError(
+                f"step {step} (counted from 0): the factorization covers {self.iterations} "
+                "iterations, and its guarantee no further noise. Optimize one for more iterations."
+            )
 
     def refuse_other(self, name: str, digest: object, settings: object) -> None:
         """Raise :class:`UsageError` unless the state ``name`` was made by this stream."""
