@@ -26,7 +26,7 @@ import mfopt
 from mfopt.accounting.closed_form.group import one_unit_target
 from mfopt.errors import FailureError, UsageError
 from mfopt.factorization import proofs
-from mfopt.training import config, metrics, privacy, verification
+from mfopt.training import config, initial_model, metrics, privacy, verification
 from mfopt.training.config import TrainConfig
 from mfopt.training.execute import execute
 from mfopt.training.folder import check_folder, secret_of
@@ -133,7 +133,7 @@ def test_the_account_in_a_folder_is_believed_only_where_it_is_proved(data, tmp_p
 
 
 @pytest.mark.ci
-def test_a_run_writes_all_it_promises(data, tmp_path):
+def test_a_run_writes_all_it_promises(data, tmp_path, monkeypatch):
     settings = settings_for(data, tmp_path / "run", pretrain_steps=3)
     summary = execute(prepare(settings))
     folder = tmp_path / "run"
@@ -159,6 +159,8 @@ def test_a_run_writes_all_it_promises(data, tmp_path):
     assert parameters == report["parameters"]
     with pytest.raises(UsageError, match="holds a run already"):
         prepare(settings)
+    monkeypatch.setattr(initial_model, "_pretrain", None)  # a resumed run does it no more
+    prepare(settings, resume=True).close()
     for path in folder.iterdir():  # only its secret is left
         if not path.name.startswith("secret"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
