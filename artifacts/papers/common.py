@@ -24,7 +24,6 @@ import scipy.stats
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from mfopt._runtime import _sizes
 from mfopt._version import __version__
 from mfopt.accounting import Mechanism, account, analysis
 from mfopt.accounting.analyses import DeterministicAnalysis
@@ -171,12 +170,11 @@ def make(run: Run, script: str, artifacts: Mapping[str, Artifact], names: Iterab
     """Make artifacts of a script and note each in the manifest of the run's folder."""
     run.folder.mkdir(parents=True, exist_ok=True)
     manifest.read_manifest(run.folder)  # a damaged one is refused before the work
-    speed = round(_sizes.speed(), 1)  # measured while this machine is idle
     for name in names:
         artifact, run.computed = artifacts[name], {}
         files = artifact.make(run)
         how = command(script, name, artifacts)
-        facts = run.cost() | {"how": how, "seed": artifact.seed, "speed": speed}
+        facts = run.cost() | {"how": how, "seed": artifact.seed}
         manifest.note(run.folder, f"{artifact.folder}{name}", files, **facts)
         print(*(f"wrote {path}" for path in files), sep="\n")
 
