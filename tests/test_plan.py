@@ -106,8 +106,14 @@ def test_what_has_no_effect_or_no_default_is_refused(capsys):
     assert "--framework has no effect" in failure(capsys, *federated, "--yes", "--framework", "jax")
     batch = ["--batch-size", 10]
     assert "--batch-size 10" in failure(capsys, "plan", "--units", 9, "--eps", 1, "--yes", *batch)
+    assert "--memory -1: must be" in failure(capsys, *federated, "--yes", "--memory", -1)
+    for name in ("", "/", "plan.py"):
+        assert "--out" in failure(capsys, *federated, "--yes", "--out", name)
     Path("mechanism.py").touch()
     assert "mechanism.py: exists" in failure(capsys, *federated, "--yes")
+    Path("mechanism.npz").touch()
+    refusal = failure(capsys, *federated, "--yes")
+    assert "mechanism.npz: exists" in refusal and "--init" not in refusal
 
 
 def test_a_terminal_is_asked_again_until_an_answer_is_in_range(monkeypatch):

@@ -151,9 +151,11 @@ def command(arguments: SimpleNamespace) -> int:
     _ask(arguments)
     plan = _choose(arguments)
     answers.say_doubt([questionable_delta(plan.delta, arguments.units)])
-    loop = arguments.out.with_suffix(".py")
+    from mfopt import factorization
     from mfopt._runtime import _files
 
+    factorization.check_output(arguments.out, force=arguments.force, name="out")
+    loop = arguments.out.with_suffix(".py")
     _files.check_output(loop, force=arguments.force, name="loop")
     line = shlex.join(["mfopt", "optimize", *plan.command])
     if not arguments.as_json:
@@ -221,6 +223,7 @@ def _choose(arguments: SimpleNamespace) -> _LoaderPlan:
     if iters is None:
         batch = arguments.batch_size or min(_BATCH, units)
         iters = max(1, round(units / _check.integer("batch_size", batch, at_most=units)))
+    _check.integer("memory", arguments.memory, at_least=0)
     federated = arguments.loader == "federated"
     for name, option_name in _NOT_FEDERATED.items():
         if federated and options.typed(name):
