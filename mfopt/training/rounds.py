@@ -71,11 +71,11 @@ class PrivateRounds:
         allow_uncertified: bool = False,
         **options: Any,
     ) -> None:
+        options |= {"clip_norm": clip_norm, "allow_uncertified": allow_uncertified}
+        self.stream = noise.from_factorization(factorization, **options)
         scheme = factorization.sampling
         way_out = "Use `sampling='min-separation'`: other schemes draw their batches."
         self.scheme = _check.kind("factorization.sampling", scheme, MinSeparation, way_out)
-        options |= {"clip_norm": clip_norm, "allow_uncertified": allow_uncertified}
-        self.stream = noise.from_factorization(factorization, **options)
         stated = factorization.guarantee
         require_guarantee(stated, pinned=seed is not None, allow_uncertified=allow_uncertified)
         self.factorization, self.cohort = factorization, _check.positive("cohort", cohort)
