@@ -567,6 +567,19 @@ def an_argument_of_opacus():
     Loop(target_epsilon=2.0)
 
 
+@refused("batch_size = 'given': the batches are drawn")
+def an_argument_of_a_loader():
+    loop = Loop()
+    assert len(loop.run.loader(loop.data, shuffle=False, drop_last=False)) == len(loop.loader)
+    loop.run.loader(loop.data, batch_size=4)
+
+
+@refused(r"batch = \[\(4, 3\), 'str'\]: must be tensors.*make numbers of labels that are texts")
+def labels_that_are_texts():
+    loop = Loop()
+    loop.backward((torch.zeros(4, 3), ["a", "b", "a", "b"]))
+
+
 @refused("not in the module: they would get noise only")
 def two_modules_in_one_step():
     modules = torch.nn.ModuleList([run_tests.network(), run_tests.network()])

@@ -328,7 +328,8 @@ def split(batch: Any) -> tuple[list[torch.Tensor], Any]:
         are_tensors = all(isinstance(leaf, torch.Tensor) and leaf.ndim for leaf in leaves)
     if not are_tensors or len({size[0] for size in sizes}) != 1:
         rule = "must be tensors with as many examples each along the first axis"
-        raise _check.reject("batch", sizes, rule, "Leave out texts and the like in collate_fn.")
+        way_out = "In collate_fn, make numbers of labels that are texts, and leave out the rest."
+        raise _check.reject("batch", [*dict.fromkeys(sizes)], rule, way_out)
     return leaves, structure
 
 

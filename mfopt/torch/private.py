@@ -16,7 +16,7 @@ from mfopt.noise.ledger import KEY_FOLDER
 from mfopt.torch import checks, rows
 from mfopt.torch.clipping import Examples
 from mfopt.torch.loader import PrivateLoader, refuse_unnumbered
-from mfopt.torch.run import PrivateRun, refuse_of_opacus, refuse_private
+from mfopt.torch.run import PrivateRun, refuse_decided, refuse_private
 
 
 def make_private(
@@ -68,7 +68,7 @@ def make_private(
         optimizer that lacks trainable parameters of the module, a model of ``fully_shard``; later
         as :meth:`PrivateRun.backward`, a loss that mixes examples, or two passes for one step.
     """
-    refuse_of_opacus(loader_options)
+    refuse_decided(loader_options)
     if loader_options.pop("clipping", "flat") != "flat":
         rule = "noise is calibrated to one norm over all parameters"
         raise _check.reject("clipping", "not flat", rule)

@@ -30,8 +30,10 @@ from mfopt.noise.state import no_copy
 from mfopt.sampling import UnitSampler
 from mfopt.torch import checks, clipping, loader, probe, rows
 
-_OF_OPACUS = {
-    "poisson_sampling": "the batches are drawn by the factorization's own scheme",
+_BATCHES = "the batches are drawn by the factorization's own scheme"
+_DECIDED = {
+    **dict.fromkeys(("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"), _BATCHES),
+    "poisson_sampling": _BATCHES,
     "noise_multiplier": "σ is the factorization's",
     "clip_norm": "the clip norm is `max_grad_norm`",
     "noise_generator": "the noise is the factorization's; `seed` pins it in experiments",
@@ -103,7 +105,7 @@ class PrivateRun:
         **options: Any,
     ) -> None:
         self.factorization = factorization
-        refuse_of_opacus(options)
+        refuse_decided(options)
         options |= {"clip_norm": max_grad_norm, "allow_uncertified": allow_uncertified}
         with _check.renamed_arguments({"clip_norm": "max_grad_norm"}):
             self.stream = noise.from_factorization(factorization, **options)
@@ -173,11 +175,12 @@ class PrivateRun:
           options: others of :class:`torch.utils.data.DataLoader` (``num_workers``, ...).
 
         Raises:
-          UsageError: a data set without numbered records, or of another size than the population.
-          ValueError: of PyTorch, for options that draw batches.
+          UsageError: a data set without numbered records, or of another size than the population;
+            options that draw batches.
         """
         if collate_fn is not None:
             options["collate_fn"] = collate_fn
+        refuse_decided(options)
         loader.refuse_unnumbered(dataset)
         if len(dataset) != self.sampler.population:
             rule = f"the run is for a population of {self.sampler.population}"
@@ -491,9 +494,9 @@ class PrivateRun:
         return UnitSampler.from_state({**batches, "rank": self.rank, "ranks": self.ranks})
 
 
-def refuse_of_opacus(options: dict[str, Any]) -> None:
-    """Take arguments of Opacus that say nothing away; raise :class:`UsageError` for others."""
-    for name, reason in _OF_OPACUS.items():
+def refuse_decided(options: dict[str, Any]) -> None:
+    """Refuse arguments whose values the factorization decides; what is false is taken away."""
+    for name, reason in _DECIDED.items():
         if options.pop(name, None):
             raise _check.reject(name, "given", reason, "Leave it out.")
 
