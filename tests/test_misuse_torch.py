@@ -562,6 +562,12 @@ def loss_of_outputs():
     loop.backward(loop.batch(), torch.nn.functional.cross_entropy)
 
 
+@refused(r"raised TypeError: .*must be Tensor, not list.*module\(batch\[0\]\)")
+def a_module_called_with_the_whole_batch():
+    loop = Loop()
+    loop.backward(loop.batch(), lambda model, batch: model(batch).sum())
+
+
 @refused("target_epsilon = 'given': ε is the factorization's")
 def an_argument_of_opacus():
     Loop(target_epsilon=2.0)
