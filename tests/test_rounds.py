@@ -112,5 +112,10 @@ def test_the_guarantee_so_far_grows_to_that_of_all(tmp_path):
 def test_other_schemes_are_refused(tmp_path):
     with pytest.raises(UsageError, match="other schemes draw their batches"):
         rounds(tmp_path, BallsInBins(bins=5, epochs=1))
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="is a file"):
+        rounds(tmp_path / "file")
+    with pytest.raises(UsageError, match="updates = 'list': must be of class Mapping"):
+        rounds(tmp_path / "state").release([UPDATE])
     with pytest.raises(UsageError, match=r"factorization = 'str': must be a Factorization"):
         PrivateRounds(rounds, str(tmp_path), PARAMS, clip_norm=0.5, cohort=2.0)  # exchanged

@@ -80,6 +80,8 @@ class PrivateRounds:
         require_guarantee(stated, pinned=seed is not None, allow_uncertified=allow_uncertified)
         self.factorization, self.cohort = factorization, _check.positive("cohort", cohort)
         folder = _check.path("folder", folder)
+        if folder.exists() and not folder.is_dir():
+            raise _check.reject("folder", str(folder), "is a file")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._state_file, self._devices_file = folder / "noise.npz", folder / "devices.json"
         self._rounds: dict[str, list[int]] = {}  # of each device
@@ -153,6 +155,7 @@ class PrivateRounds:
           UsageError: a device that may not take part yet, or any more; another structure or shape.
           NoiseExhaustedError: all rounds are over.
         """
+        _check.kind("updates", updates, Mapping, "Give a dict: name of a device -> its update.")
         if early := sorted(name for name in updates if not self.may_join(name)):
             rule = f"took part in rounds {self._rounds[early[0]]}: at most "
             rule += f"{self.scheme.participations} rounds, {self.scheme.separation} apart"
