@@ -87,10 +87,11 @@ def test_own_batches_take_the_scheme_of_lowest_error(monkeypatch):
 
 def test_delta_unit_and_participations_are_the_callers(capsys):
     sizes = ["--units", 1000, "--loader", "federated", "--epochs", 4, "--batch-size", 250]
-    stated = ["--delta", 3e-5, "--unit", "phone", "--max-participations", 2]
+    stated = ["--delta", 3e-5, "--unit", "phone", "--max-participations", 2, "--separation", 3]
     built = printed("plan", *sizes, *stated, "--eps", 2, "--yes")
     assert (built["delta"], built["privacy_unit"]) == (3e-5, "phone")
-    assert built["sampling"]["max_participations"] == 2
+    assert built["sampling"]["max_participations"] == 2 and built["sampling"]["separation"] == 3
+    Path("mechanism.npz").rename("phone.npz")
     refused = ["plan", *sizes, "--eps", 2, "--yes", "--force"]
     assert "--delta 2.0: must lie in (0, 1)" in failure(capsys, *refused, "--delta", 2)
     assert "not below 1/N" in invoked(*refused, "--delta", 0.01).stderr
@@ -98,6 +99,8 @@ def test_delta_unit_and_participations_are_the_callers(capsys):
     assert "no effect without --loader federated" in failure(capsys, *own)
     phases = ["account", "run", "mechanism.npz", "--delta", 1e-5, "--points", 1]
     assert "per example" not in (shown := invoked(*phases).stdout) and "device" in shown
+    both = failure(capsys, *phases, "phone.npz")
+    assert "protect units of different names: device, phone" in both
 
 
 def test_what_has_no_effect_or_no_default_is_refused(capsys):
