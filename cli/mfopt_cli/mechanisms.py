@@ -146,9 +146,6 @@ def draw(
         display.print_text(f"saved {target}")
 
 
-_MANY = 2**40  # units, of whose mean batch the share is taken
-
-
 def without_correlation(factorization: Factorization) -> tuple[str, float] | None:
     """(label, σ) of independent noise at the same (ε, δ): what a user would do without mfopt.
 
@@ -163,8 +160,7 @@ def without_correlation(factorization: Factorization) -> tuple[str, float] | Non
     if (stated.adjacency, stated.group_size) != ("add-remove", 1):
         return None
     if scheme.executable and not scheme.public_order:
-        share = scheme.expected_batch(_MANY) / _MANY
-        scheme = sampling.Poisson(probability=share, iterations=factorization.iterations)
+        scheme = sampling.Poisson(scheme.expected_share, factorization.iterations)
     same_batches = scheme == factorization.sampling
     if same_batches and factorization.strategy.is_identity:
         return None

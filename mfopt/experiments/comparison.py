@@ -23,7 +23,6 @@ from mfopt.progress import Report, silent
 DEFAULT_BASELINE = "banded+poisson"
 Z95 = 1.959964
 AS_STATED = "as stated"
-_POPULATION = 2**40  # units, of whose mean batch the share is taken
 _SAMPLING = {"fixed-order": UNAMPLIFIED, "cyclic-poisson": POISSON}  # schemes of another name
 
 
@@ -88,7 +87,7 @@ def row_of_file(setting: Comparison, path: str) -> Row:
     """
     factorization = load(path)
     scheme, stated = factorization.sampling, factorization.guarantee
-    share = scheme.expected_batch(_POPULATION) / _POPULATION
+    share = scheme.expected_share
     shape = f"{scheme.length * share:.9g} × {1 / share:.9g}"
     facts: dict[str, tuple[Any, Sequence[Any]]] = {
         "epochs × iterations": (shape, [f"{setting.epochs} × {setting.bins}"]),

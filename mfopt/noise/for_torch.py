@@ -168,7 +168,9 @@ class TorchNoise:
         if self.part[1] > 1:
             spans = zip(sums, self._spans, strict=True)
             shares = [total.view(-1)[start:stop] for total, (start, stop) in spans]
-        with self._one_step(digest or fingerprint(sums)):
+        if self.ledger is not None and not digest:
+            digest = fingerprint(sums)
+        with self._one_step(digest):
             for part in self._parts:
                 part.add_to([shares[i] for i in part.leaves], self._key, self.step)
 

@@ -24,6 +24,7 @@ from mfopt.sampling import dropped
 Adjacency = Literal["add-remove", "zero-out", "replace"]
 
 MOST_ITERATIONS = 2**31 - 1  # steps are counted in 32 bits
+_LARGE = 2**40  # units of a large population
 
 _SCHEMES: dict[str, type[Scheme]] = {}
 
@@ -168,6 +169,11 @@ class Scheme(abc.ABC):
         population = _check.integer("population", population)
         means = [float(self.batch_sizes(t, population).mean()) for t in range(self.length)]
         return sum(means) / self.length
+
+    @property
+    def expected_share(self) -> float:
+        """Mean share of a large population in an iteration."""
+        return self.expected_batch(_LARGE) / _LARGE
 
     def executed_adjacency(self, accounted: Adjacency) -> Adjacency:
         """The adjacency of the statement about a run, from that of the account.

@@ -64,7 +64,7 @@ def follow_weights(module: torch.nn.Module) -> None:
             part.train()
         with torch.no_grad():
             layer()
-    hold_weights(module)
+        hold_weights(layer)
 
 
 def reshard(module: torch.nn.Module) -> None:

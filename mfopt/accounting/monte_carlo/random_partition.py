@@ -48,10 +48,7 @@ from mfopt._runtime._types import PyTree
 from mfopt.accounting.bound import RoundsBound
 from mfopt.accounting.loss_distribution import poisson
 from mfopt.accounting.monte_carlo import band, importance, separated_ceilings
-from mfopt.accounting.monte_carlo.evidence import (
-    MAX_ORDER,
-    Sums,
-)
+from mfopt.accounting.monte_carlo.evidence import MAX_ORDER, Sums
 from mfopt.accounting.monte_carlo.likelihood import (
     Ceilings,
     Drawn,
