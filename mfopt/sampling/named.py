@@ -100,5 +100,5 @@ def named_scheme(
 
 def groups(epochs: int, bins: int) -> tuple[Scheme, ...]:
     """Cyclic Poisson sampling of 1, 2, 4, … groups, as many as an epoch has iterations at most."""
-    widths = [2**k for k in range(bins.bit_length()) if 2**k <= bins]
+    widths = [2**k for k in range(bins.bit_length())]
     return tuple(named_scheme(CyclicPoisson.kind, epochs, bins, bands=width) for width in widths)

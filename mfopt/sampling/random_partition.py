@@ -31,8 +31,7 @@ class RandomPartition(SeparatedScheme):
     @property
     def cyclic(self) -> CyclicPoisson:
         """The scheme with any partition, whose account bounds this one's."""
-        probability = self.separation / self.bins
-        return CyclicPoisson(probability, self.separation, self.iterations)
+        return CyclicPoisson(self.separation / self.bins, self.separation, self.iterations)
 
     def words(self) -> str:
         return f"{super().words()}, each unit in a random one of as many groups, which stays secret"
