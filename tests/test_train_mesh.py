@@ -117,7 +117,7 @@ def test_two_processes_train_together_by_the_command_line(tmp_path):
 AUDITED = """
 import sys
 import jax, pytest
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/../artifacts/papers"]
 import test_train_planted as planted
 from mfopt.noise import packing
 
