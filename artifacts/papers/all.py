@@ -30,7 +30,7 @@ STUDIES = (
 )
 SCRIPTS: dict[ModuleType, dict[str, common.Artifact]] = {
     mechanism_tables: mechanism_tables.TABLES,
-    field: field.artifacts(only_finished=False),
+    field: field.artifacts(keep=False),
     audit: audit.STUDIES,
     **{script: script.FIGURES for script in FIGURES},
     **{script: script.STUDIES for script in STUDIES},

@@ -5,6 +5,9 @@ for it; ``field-sizes-*.csv`` have every size that was run. A size is tuned by d
 on, the neighbours of both best sizes are run until none is better, so that no best lies at an end
 of what was run. C of peers is found as they publish it: in closed form, in fixed order, or for the
 RMSE of prefix sums. σ is estimated as in ``mfopt compare``.
+
+Each size's row has the day and the commit of its run. With ``--keep`` the rows of the stored table
+stay and only sizes that it lacks are run, and the manifest has the cost of these.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import csv
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,17 +24,14 @@ from typing import Any, NamedTuple
 import common
 import jax
 import jax.numpy as jnp
+import manifest
 import numpy as np
 import scipy
 from common import Artifact, Run
 from mechanism_tables import write_table
 
-from mfopt import final_model, query_error
 from mfopt._runtime._float64 import float64
-from mfopt.accounting import Mechanism, account
-from mfopt.accounting.monte_carlo import band, pattern_frozen
-from mfopt.accounting.monte_carlo.pattern_frozen import PatternProposal, PatternTerms
-from mfopt.accounting.monte_carlo.random_partition import RandomGroups
+from mfopt._version import commit
 from mfopt.experiments import families, tables
 from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.families import Comparison
@@ -38,17 +39,14 @@ from mfopt.experiments.mechanisms import (
     B_MIN_SEP,
     BALLS,
     FRESH,
-    POISSON,
+    RANDOM_PARTITION,
     Goal,
     SigmaCell,
     UnamplifiedCell,
-    strategy_of,
     with_strategy,
 )
 from mfopt.optimize import Form, Question, Search, Target, defaults, optimize
-from mfopt.sampling import CyclicPoisson
 from mfopt.strategies import BandedInverseRoot, Toeplitz, series
-from mfopt.workloads import PrefixSums
 
 EPSILONS, DELTA = (0.5, 2.0, 8.0, 16.0), 1e-5
 SHAPES = ((8, 32), (4, 64), (16, 128))  # epochs × iterations
@@ -57,20 +55,19 @@ SHAPES = ((8, 32), (4, 64), (16, 128))  # epochs × iterations
 # epoch, which 32 iterations have only the even ones of
 EIGHTHS = (6, 7, 8, 12, 16, 24, 32)
 GROUPS_OF_BAND = (1, 2, 4, 8)
-SIXTEENTHS = (4, 6, 8, 10, 12, 14, 15)
+SIXTEENTHS = (4, 6, 8, 10, 11, 12, 13, 14, 15)
 # bands that tuning starts from at 128 iterations, by ε; under balls-in-bins, which they take no
 # amplification from
 START = {0.5: 4, 2.0: 8, 8.0: 64, 16.0: 96}
 START_OF_BALLS = {0.5: 16, 2.0: 64, 8.0: 96, 16.0: 96}
-SAMPLES, FEW_SAMPLES = 2**13, 2**10  # of σ under b-min-sep and with a random partition
-ORDERS = (1.0, 2.0, 4.0, 7.0, 12.0, 20.0)  # of proposals with a random partition
+SAMPLES = 2**13  # of σ under b-min-sep and with a random partition
 ERRORS = "rmse", "final_model_error"
 MFOPT_DEFAULT, MFOPT_FRESH_DEFAULT = "mfopt, default objective", "mfopt, fresh bins"
 MFOPT_RMSE, MFOPT_FRESH_RMSE = "mfopt, RMSE objective", "mfopt, fresh bins, RMSE objective"
-RANDOM_PARTITION, B_MIN_SEP_FAMILY = "random-partition", "banded-toeplitz+b-min-sep"
+PARTITION_FAMILY, B_MIN_SEP_FAMILY = "banded+random-partition", "banded-toeplitz+b-min-sep"
 BANDED_INVERSE = "banded-inverse"
 TUNED = (  # families with sizes to choose from
-    *("banded+poisson", "banded-toeplitz+poisson", RANDOM_PARTITION, B_MIN_SEP_FAMILY),
+    *("banded+poisson", "banded-toeplitz+poisson", PARTITION_FAMILY, B_MIN_SEP_FAMILY),
     *("banded+balls-in-bins", "banded-inverse-sqrt", BANDED_INVERSE, "bifr"),
 )
 
@@ -102,12 +99,7 @@ FIELD = (
     published("dpsgd+fresh-bins", "Feldman and Shenfeld 2025, random allocation", "nothing"),
     published("banded+poisson", CYCLIC, "bands, as many groups"),
     published("banded-toeplitz+poisson", CYCLIC, "bands, as many groups"),
-    Entry(
-        "banded, cyclic Poisson, random partition",
-        "jax-privacy 2026",
-        "bands and groups",
-        (RANDOM_PARTITION,),
-    ),
+    published(PARTITION_FAMILY, "jax-privacy 2026", "bands and groups"),
     published(B_MIN_SEP_FAMILY, "Dong and Ganesh 2026", "bands and separation"),
     published("banded+balls-in-bins", "Choquette-Choo et al. 2024", "bands"),
     published("blt-4", "Choquette-Choo et al. 2024; McMahan et al. 2024", "nothing, 4 buffers"),
@@ -192,99 +184,6 @@ class BandedInverseCell(Cell):
         return with_strategy(Toeplitz(np.maximum(coefs, 0.0)), evaluations=int(optimum.nfev))
 
 
-class Crossing(NamedTuple):
-    """log σ at which δ̂ = δ, and its standard error."""
-
-    log_sigma: float
-    error: float
-
-
-@dataclasses.dataclass(frozen=True)
-class RandomPartitionCell(Cell):
-    """σ and errors of a banded C under cyclic Poisson sampling with a random partition.
-
-    By importance sampling of the remove direction, without a proof: samples come from
-    E_k N(α m_k + γ m̄, σ²I), and of several (α, γ) that of the least standard error at few samples
-    is taken (:mod:`mfopt.accounting.monte_carlo.pattern_frozen`).
-    """
-
-    name = "field-random-partition"
-    source: UnamplifiedCell
-    goal: Goal
-    groups: int
-    samples: int = SAMPLES
-
-    @float64
-    def run(self, *needed: Result) -> Result:
-        goal, strategy = self.goal, strategy_of(needed[0])
-        n, bands = goal.iterations, self.source.bands
-        columns = jnp.asarray(strategy.banded_columns(n, bands))
-        patterns = RandomGroups(columns, band.gram(columns), goal.bins, self.groups)
-        key = jax.random.key(goal.seed)
-
-        def solve(order: float, samples: int, start: float, step: float) -> Crossing | None:
-            """log σ from ``start`` on at which δ̂ = δ; None where these draws lead to none."""
-            proposal = PatternProposal(jnp.asarray(1 + 0.35 * order), jnp.asarray(0.65 * order))
-            terms = _terms(patterns, proposal, pattern_frozen.draw(key, samples, patterns))
-
-            def excess(log_sigma: float) -> float:
-                log_delta = float(_moments(terms, log_sigma, goal.epsilon)[0])
-                return max(log_delta - math.log(goal.delta), -50.0)
-
-            side = math.copysign(step, excess(start))  # δ falls with σ
-            ends = [start + k * side for k in range(25)]
-            beyond = (pair for pair in itertools.pairwise(ends) if not excess(pair[1]) * side > 0)
-            begin, end = next(beyond, (start, start))
-            if not excess(end) * side <= 0:  # none of them, or no number
-                return None
-            root = scipy.optimize.brentq(excess, *sorted((begin, end)), xtol=1e-4)
-            slope = (excess(root + 0.01) - excess(root - 0.01)) / 0.02
-            return Crossing(root, float(_moments(terms, root, goal.epsilon)[1]) / -slope)
-
-        # the fixed partition needs a little more
-        scheme = CyclicPoisson(self.groups / goal.bins, self.groups, n)
-        fixed = account(Mechanism(scheme, strategy), epsilon=goal.epsilon, delta=goal.delta)
-        start = math.log(fixed.noise_multiplier)
-        tried = {order: solve(order, FEW_SAMPLES, start, 0.05) for order in ORDERS}
-        found = {order: crossing for order, crossing in tried.items() if crossing}
-        # draws that miss a part of δ say too little, and do not see by how much
-        highest = max(log_sigma - 3 * error for log_sigma, error in found.values())
-        usable = {k: v for k, v in found.items() if v.log_sigma + 3 * v.error >= highest}
-        order = min(usable, key=lambda order: usable[order].error)
-        crossing = solve(order, self.samples, usable[order].log_sigma, 4 * usable[order].error)
-        assert crossing is not None, "fewer of the same draws led to one"
-        sigma = math.exp(crossing.log_sigma)
-        at_one = float(query_error.rmse(PrefixSums(), strategy, n))
-        return Result(
-            {
-                "noise_multiplier": sigma,
-                "rmse": sigma * at_one,
-                "final_model_error": final_model.error(strategy, n, sigma),
-                "relative_error": crossing.error,
-                "memory": bands - 1,
-                "status": "estimate",
-            }
-        )
-
-
-_terms = jax.jit(pattern_frozen.all_terms)
-
-
-@jax.jit
-def _moments(terms: PatternTerms, log_sigma: Any, epsilon: Any) -> tuple[jax.Array, jax.Array]:
-    """log δ̂ and its relative standard error; a draw counts with its mirror image."""
-    values = pattern_frozen.log_values(terms.patterns, terms.proposal, log_sigma, epsilon)
-
-    def chunk(part: tuple[jax.Array, jax.Array]) -> jax.Array:
-        both = values(*(x.astype(float) for x in part))
-        return jnp.logaddexp(*jnp.split(both, 2)) - math.log(2)
-
-    parts = [x.reshape(-1, 64, x.shape[1]) for x in (terms.centre, terms.noise)]
-    logs = jax.lax.map(chunk, tuple(parts)).ravel()
-    log_mean = jax.scipy.special.logsumexp(logs) - math.log(logs.size)
-    return log_mean, jnp.std(jnp.exp(logs - log_mean)) / math.sqrt(logs.size)
-
-
 Size = tuple[int, ...]
 
 
@@ -296,16 +195,17 @@ def ladders(name: str, epochs: int, bins: int) -> tuple[tuple[int, ...], ...]:
     if name not in TUNED:
         return ()
     powers = tuple(2**k for k in range(1, int(math.log2(bins))))
-    if name == RANDOM_PARTITION:
+    if name == PARTITION_FAMILY:
         return powers, GROUPS_OF_BAND
-    if name.endswith("+poisson"):  # other numbers of groups leave some of them a step less
-        return ((*powers, bins),)
+    halves = tuple(3 * power // 2 for power in powers)
+    if name.endswith("+poisson"):
+        return (tuple(sorted({*powers, *halves, bins})),)
     most = bins if name == B_MIN_SEP_FAMILY else bins * epochs
     bands = {*powers, *(k * bins // 8 for k in EIGHTHS if k * bins // 8 <= most)}
     if name == B_MIN_SEP_FAMILY:
         separations = tuple(k * bins // 16 for k in SIXTEENTHS if k * bins % 16 == 0)
         return tuple(sorted(bands)), separations
-    return (tuple(sorted({*bands, *(3 * power // 2 for power in powers), 5 * bins // 8})),)
+    return (tuple(sorted({*bands, *halves, 7 * bins // 16, 5 * bins // 8})),)
 
 
 def cell(name: str, size: Size, setting: Comparison, epsilon: float) -> Cell | None:
@@ -318,14 +218,14 @@ def cell(name: str, size: Size, setting: Comparison, epsilon: float) -> Cell | N
     balls = setting.goal(epsilon, BALLS)
     if name == BANDED_INVERSE:
         return SigmaCell(BandedInverseCell(*shape, bands), balls, setting.samples)
-    if name == RANDOM_PARTITION:
-        source = UnamplifiedCell("banded", *shape, bands)
-        goal, groups = setting.goal(epsilon, POISSON), bands * size[1]
+    if name == PARTITION_FAMILY:
+        goal = setting.goal(epsilon, RANDOM_PARTITION, bands * size[1])
+        cell = SigmaCell(UnamplifiedCell("banded", *shape, bands), goal, SAMPLES)
         # as many groups as an epoch has steps are balls-in-bins
-        return RandomPartitionCell(source, goal, groups) if groups < setting.bins else None
+        return cell if goal.separation < setting.bins else None
     if name == B_MIN_SEP_FAMILY:
         source = UnamplifiedCell("banded-toeplitz", *shape, bands)
-        goal = dataclasses.replace(setting.goal(epsilon, B_MIN_SEP), separation=size[1])
+        goal = setting.goal(epsilon, B_MIN_SEP, size[1])
         return SigmaCell(source, goal, SAMPLES) if bands <= size[1] else None
     widths = (bands,) if bands else (setting.bins,)
     (candidate,) = families.find(name).candidates(setting._replace(widths=widths), epsilon)
@@ -336,9 +236,15 @@ def words(name: str, size: Size) -> str:
     """A size as tables have it."""
     if name == B_MIN_SEP_FAMILY:
         return "{} bands and separation {}".format(*size)
-    if name == RANDOM_PARTITION:
+    if name == PARTITION_FAMILY:
         return f"{size[0]} bands and {size[0] * size[1]} groups"
     return " ".join(map(str, size))
+
+
+def size_of(row: Row) -> Size:
+    """The size of a row."""
+    size = tuple(map(int, re.findall(r"\d+", row["size"])))
+    return (size[0], size[1] // size[0]) if row["family"] == PARTITION_FAMILY else size
 
 
 def neighbours(size: Size, axes: Sequence[Sequence[int]]) -> Iterator[Size]:
@@ -353,7 +259,7 @@ def start(name: str, axes: Sequence[Sequence[int]], bins: int, epsilon: float) -
     """Size that tuning starts from: a separation of three quarters of an epoch, groups as bands."""
     if not axes:
         return ()
-    in_groups = name in (B_MIN_SEP_FAMILY, RANDOM_PARTITION) or name.endswith("+poisson")
+    in_groups = name in (B_MIN_SEP_FAMILY, PARTITION_FAMILY) or name.endswith("+poisson")
     bands = max((START if in_groups else START_OF_BALLS)[epsilon] * bins // 128, 4)
     wanted = bands, (max(bands + bins // 8, 3 * bins // 4) if name == B_MIN_SEP_FAMILY else 1)
     return tuple(
@@ -362,77 +268,82 @@ def start(name: str, axes: Sequence[Sequence[int]], bins: int, epsilon: float) -
     )
 
 
+Records = Mapping[Size, Mapping[str, Any]]
+
+
 def tuned(
-    name: str, setting: Comparison, epsilon: float, records: Callable[..., Mapping[Any, Any]]
-) -> dict[Size, dict[str, Any]]:
-    """Records of the sizes that were run; an empty one where the cell was not.
+    name: str,
+    setting: Comparison,
+    epsilon: float,
+    records: Callable[[Mapping[Size, Cell]], Records],
+    kept: Records,
+) -> Records:
+    """Records of the sizes that were run.
 
     Args:
       name: of a family.
       setting, epsilon: the shape, and the target.
-      records: of cells by key; it may leave some out.
+      records: of cells by size.
+      kept: records to go on from.
     """
     axes = ladders(name, setting.epochs, setting.bins)
-    tried: dict[Size, dict[str, Any]] = {}
-    frontier = {start(name, axes, setting.bins, epsilon)}
-    while frontier:
-        wanted = {size: cell(name, size, setting, epsilon) for size in sorted(frontier)}
-        run = {size: made for size, made in wanted.items() if made is not None}
-        done = records(run)
-        tried |= {size: done.get(size, {}) for size in run}
-        frontier = {
-            size
-            for error in ERRORS
-            for size in neighbours(lowest(tried, error), axes)
-            if size not in tried and cell(name, size, setting, epsilon) is not None
+    tried = dict(kept)
+    while True:
+        wanted = {start(name, axes, setting.bins, epsilon)}
+        if tried:
+            bests = [lowest(tried, error) for error in ERRORS]
+            wanted = {size for best in bests for size in neighbours(best, axes)}
+        cells = {
+            size: made
+            for size in sorted(wanted - tried.keys())
+            if (made := cell(name, size, setting, epsilon)) is not None
         }
-    return tried
+        if not cells:
+            return tried
+        tried |= records(cells)
 
 
-def lowest(tried: Mapping[Size, Mapping[str, Any]], error: str) -> Size:
+def lowest(tried: Records, error: str) -> Size:
     """The size of the least error."""
-    return min(tried, key=lambda size: tried[size].get(error, math.inf))
+    return min(tried, key=lambda size: float(tried[size][error]))
 
 
 VALUES = "noise_multiplier", "rmse", "final_model_error", "relative_error", "memory"
-NOT_RUN = "not run"
+Row = dict[str, Any]
 
 
-def sizes(run: Run, epochs: int, bins: int, only_finished: bool = False) -> list[dict[str, Any]]:
+def sizes(run: Run, epochs: int, bins: int, kept: Sequence[Row]) -> list[Row]:
     """A row for every size of every entry that was run at one shape.
 
     Args:
-      run: whose cache has finished cells.
+      run: computes cells.
       epochs, bins: the shape.
-      only_finished: compute nothing. For a cell that is not in the cache stands a row without
-        numbers.
+      kept: rows of an earlier table, which are not run again.
     """
     setting = Comparison(bins, epochs, EPSILONS, DELTA)
-
-    def finished(cells: Mapping[Size, Cell]) -> dict[Size, dict[str, Any]]:
-        loaded = {size: run.cache.load(cell) for size, cell in cells.items()}
-        done = {size: result.record for size, result in loaded.items() if result}
-        run.computed |= dict.fromkeys(cells[size] for size in done)
-        return done
-
     rows = []
     for entry, epsilon in itertools.product(FIELD, EPSILONS):
         for name in entry.names or (entry.label,):
-            records = finished if only_finished else run.records
-            for size, record in tuned(name, setting, epsilon, records).items():
-                place = {"shape": f"{epochs}x{bins}", "epsilon": epsilon, "mechanism": entry.label}
-                values = {value: record.get(value, "") for value in VALUES}
-                if record and name == BANDED_INVERSE:  # run as a Toeplitz C of no structure
+            place = {"shape": f"{epochs}x{bins}", "epsilon": epsilon}
+            place |= {"mechanism": entry.label, "family": name}
+            stored = {
+                size_of(row): row
+                for row in kept
+                if all(row[key] == str(value) for key, value in place.items())
+            }
+            for size, record in tuned(name, setting, epsilon, run.records, stored).items():
+                values = {value: record[value] for value in (*VALUES, "status", "made")}
+                if name == BANDED_INVERSE:  # run as a Toeplitz C of no structure
                     values["memory"] = size[0] - 1
-                form = {"family": name, "size": words(name, size)}
-                rows.append({**place, **form, **values, "status": record.get("status", NOT_RUN)})
+                source = {"commit": record.get("commit") or commit()}
+                rows.append({**place, "size": words(name, size), **values, **source})
     return rows
 
 
-def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def best(rows: Sequence[Row]) -> list[Row]:
     """A row for each shape, ε and mechanism: both errors, each at the size that is best for it."""
     entries = {entry.label: entry for entry in FIELD}
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["shape"], row["epsilon"], row["mechanism"]), []).append(row)
     table = []
@@ -441,8 +352,7 @@ def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         # the family where there is one: what pages name a row by
         name = entry.names[0] if entry.source else mechanism
         place = {"shape": shape, "epsilon": epsilon, "family": name, "mechanism": mechanism}
-        by_rmse = _least(candidates, "rmse")
-        by_model = _least(candidates, "final_model_error")
+        by_rmse, by_model = (min(candidates, key=lambda row: float(row[error])) for error in ERRORS)
         table.append(
             {
                 **place,
@@ -454,8 +364,8 @@ def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "final_model_size": by_model["size"],
                 "relative_error": by_rmse["relative_error"],
                 "status": by_rmse["status"],
-                "sizes_tried": sum(row["status"] != NOT_RUN for row in candidates),
-                "sizes_not_run": sum(row["status"] == NOT_RUN for row in candidates),
+                "sizes_tried": len(candidates),
+                "made": max(row["made"] for row in candidates),
                 "source": entry.source or "this project",
                 "tuned_here": entry.tuned,
             }
@@ -463,34 +373,38 @@ def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return table
 
 
-def _least(rows: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
-    """The row of the least value among those that have one."""
-    return min(rows, key=lambda row: math.inf if row[name] == "" else row[name])
-
-
 def stem(epochs: int, bins: int) -> str:
     """Name of the table of one shape."""
     return f"field-{epochs}x{bins}"
 
 
-def field(run: Run, epochs: int, bins: int, only_finished: bool) -> list[Path]:
-    """Both tables of one shape."""
-    rows = sizes(run, epochs, bins, only_finished)
-    files = []
+def field(run: Run, epochs: int, bins: int, keep: bool) -> list[Path]:
+    """Both tables of one shape; ``keep``: the rows of the stored one stay."""
     best_of = stem(epochs, bins)
-    for name, table in ((best_of, best(rows)), (best_of.replace("field", "field-sizes"), rows)):
+    every_size = best_of.replace("field", "field-sizes")
+    kept = []
+    if keep:  # rows of the first tables have no day and commit of their own
+        entry = manifest.read_manifest(run.folder)[best_of]
+        facts = {key: entry[key] for key in ("made", "commit")}
+        kept = [facts | row for row in stored(run.folder, every_size) if row["rmse"]]
+    rows = sizes(run, epochs, bins, kept)
+    files = []
+    for name, table in ((best_of, best(rows)), (every_size, rows)):
         files += write_table(run, name, tables.csv_of_rows(table))
     return files
+
+
+def stored(folder: Path, name: str) -> list[Row]:
+    """Rows of a table in a folder of artifacts."""
+    with (folder / f"tables/{name}.csv").open(encoding="utf-8") as file:
+        return [*csv.DictReader(file)]
 
 
 def with_tables(page: str, folder: Path) -> str:
     """The page with the tables below its headings made again: "Rows", and "E × b" of each shape."""
     tables = {"Rows": [*_entries()]}
     for epochs, bins in SHAPES:
-        path = folder / f"tables/{stem(epochs, bins)}.csv"
-        if path.is_file():
-            with path.open(encoding="utf-8") as file:
-                tables[f"{epochs} × {bins}"] = [*_markdown([*csv.DictReader(file)])]
+        tables[f"{epochs} × {bins}"] = [*_markdown(stored(folder, stem(epochs, bins)))]
     for title, lines in tables.items():
         before, heading, after = page.partition(f"### {title}\n\n")
         if heading:
@@ -512,18 +426,18 @@ SHOWN: Mapping[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-def _markdown(rows: Sequence[dict[str, str]]) -> Iterator[str]:
+def _markdown(rows: Sequence[Row]) -> Iterator[str]:
     """Lines of a table: mechanisms by both errors at each ε; the least of all is bold."""
     columns = [(name, epsilon) for name in SHOWN for epsilon in EPSILONS]
     values = {
-        (row["mechanism"], name, float(row["epsilon"])): float(row[name] or math.inf)
+        (row["mechanism"], name, float(row["epsilon"])): float(row[name])
         for row in rows
         for name in SHOWN
     }
-    least = {}
-    for name, epsilon in columns:
-        column = [values[entry.label, name, epsilon] for entry in FIELD]
-        least[name, epsilon] = min(column) if max(column) < math.inf else 0.0
+    least = {
+        (name, epsilon): min(values[entry.label, name, epsilon] for entry in FIELD)
+        for name, epsilon in columns
+    }
     heads = [f"{SHOWN[name][0]}, ε = {epsilon:g}" for name, epsilon in columns]
     yield "| " + " | ".join(("mechanism", *heads)) + " |"
     yield "| --- " * (len(columns) + 1) + "|"
@@ -531,16 +445,16 @@ def _markdown(rows: Sequence[dict[str, str]]) -> Iterator[str]:
         shown = []
         for name, epsilon in columns:
             value = values[entry.label, name, epsilon]
-            text = SHOWN[name][1](value) if value < math.inf else "not run"
+            text = SHOWN[name][1](value)
             shown.append(f"**{text}**" if value == least[name, epsilon] else text)
         yield "| " + " | ".join((entry.label, *shown)) + " |"
 
 
-def artifacts(only_finished: bool) -> dict[str, Artifact]:
+def artifacts(keep: bool) -> dict[str, Artifact]:
     """The tables of each shape."""
 
     def maker(epochs: int, bins: int) -> Callable[[Run], list[Path]]:
-        return lambda run: field(run, epochs, bins, only_finished)
+        return lambda run: field(run, epochs, bins, keep)
 
     return {stem(epochs, bins): Artifact(maker(epochs, bins)) for epochs, bins in SHAPES}
 
@@ -549,10 +463,11 @@ def main(arguments: Iterable[str] | None = None) -> None:
     """Make the tables that are named."""
     parser = common.options(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(artifacts(True))}")
-    parser.add_argument("--finished", action="store_true", help="only what the cache has")
+    parser.add_argument("--keep", action="store_true", help="run what the stored table lacks")
     chosen = parser.parse_args(None if arguments is None else list(arguments))
-    made = artifacts(chosen.finished)
-    common.make(common.started(chosen), __file__, made, chosen.names or made)
+    script = f"{__file__} --keep" if chosen.keep else __file__
+    tables_of = artifacts(chosen.keep)
+    common.make(common.started(chosen), script, tables_of, chosen.names or tables_of)
 
 
 if __name__ == "__main__":

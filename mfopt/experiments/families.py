@@ -5,7 +5,6 @@ Where a family has a size (bands), a comparison takes the one with the least RMS
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -69,7 +68,7 @@ class Family(NamedTuple):
         goal, widths = setting.goal(epsilon, self.sampling), self._widths(setting)
         if self.sampling == B_MIN_SEP:
             bands, separation = tuned_b_min_sep(setting.bins, epsilon)
-            goal = dataclasses.replace(goal, separation=separation)
+            goal = setting.goal(epsilon, self.sampling, separation)
             widths = (bands,) if separation >= bands else ()
         return [
             (width or self.buffers, SigmaCell(self._optimum(goal, width), goal, setting.samples))
@@ -255,10 +254,10 @@ class Comparison(NamedTuple):
     seed: int = 0
     samples: int = 2**15
 
-    def goal(self, epsilon: float, sampling: str) -> Goal:
-        """Goal of a mechanism at one ε and sampling."""
+    def goal(self, epsilon: float, sampling: str, separation: int = 0) -> Goal:
+        """Goal of a mechanism at one ε and sampling, with its least separation or groups."""
         shape_and_target = self.bins, self.epochs, float(epsilon), self.delta, sampling
-        return Goal(*shape_and_target, seed=self.seed)
+        return Goal(*shape_and_target, seed=self.seed, separation=separation)
 
     def check(self) -> Comparison:
         """Return it, or raise :class:`UsageError`."""

@@ -53,7 +53,8 @@ class Goal:
       sampling: "unamplified", "poisson", "random-partition", "b-min-sep", "balls-in-bins" or
         "fresh-bins".
       rethrow: epochs between two assignments of fresh bins.
-      separation: least number of steps between two of a unit, under b-min-sep.
+      separation: least number of steps between two of a unit, under b-min-sep; groups of a random
+        partition, as many as C has bands if 0.
       seed: pins the Monte Carlo samples.
     """
 
@@ -88,7 +89,7 @@ class Goal:
             return BMinSep(self.bins, self.epochs, self.separation)
         bands = column_bands(strategy, n)
         if self.sampling == RANDOM_PARTITION:
-            return RandomPartition(self.bins, self.epochs, bands)
+            return RandomPartition(self.bins, self.epochs, self.separation or bands)
         if self.sampling != POISSON:
             names = f"{UNAMPLIFIED}, {POISSON}, {RANDOM_PARTITION}, {B_MIN_SEP}, {BALLS} or {FRESH}"
             raise _check.reject("sampling", self.sampling, f"must be {names}")
