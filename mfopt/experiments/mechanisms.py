@@ -17,6 +17,7 @@ from mfopt.accounting import Mechanism, account
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.unamplified import bands as column_bands
 from mfopt.calibration import calibrate
+from mfopt.errors import FailureError
 from mfopt.experiments.cache import Cell, Result
 from mfopt.guarantee import Guarantee
 from mfopt.noise.choice import Past, choose
@@ -230,16 +231,21 @@ class SigmaCell(Cell):
         if sampled is not None and not any(bound.exact for bound in sampled.free_bounds()):
             # σ on the samples that C was found with, where there is one: no pilot is then taken
             start = source.record.get("start_sigma")
-            outcome = calibrate(
-                sampled,
-                goal.epsilon,
-                goal.delta,
-                samples=self.samples,
-                seed=goal.seed,
-                near=start if start is not None and math.isfinite(start) else None,
-            )
-            sigma, relative_error = outcome.noise_multiplier, outcome.relative_error
-            status = "estimate"
+            try:
+                outcome = calibrate(
+                    sampled,
+                    goal.epsilon,
+                    goal.delta,
+                    samples=self.samples,
+                    seed=goal.seed,
+                    near=start if start is not None and math.isfinite(start) else None,
+                )
+                sigma, relative_error = outcome.noise_multiplier, outcome.relative_error
+                status = "estimate"
+            except FailureError:  # the likelihood is beyond numerical range
+                bounds = sampled.free_bounds()
+                sigma = min(bound.noise_multiplier(goal.epsilon, goal.delta) for bound in bounds)
+                status = "bound"
         else:
             mechanism = Mechanism(scheme, strategy)
             guarantee = account(mechanism, epsilon=goal.epsilon, delta=goal.delta)
