@@ -25,7 +25,7 @@ SAMPLING = {
     FRESH: "fresh bins",
     POISSON: "Poisson sampling (cyclic for bands)",
     B_MIN_SEP: "b-min-sep",
-    RANDOM_PARTITION: "cyclic Poisson sampling, a random partition",
+    RANDOM_PARTITION: "a random partition",
     UNAMPLIFIED: "any fixed order",
 }
 
