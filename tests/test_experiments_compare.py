@@ -255,10 +255,12 @@ def test_a_recommendation_weighs_error_against_memory_and_time() -> None:
     assert two.light.family == "blt-2-scaled" and two.best.family == "toeplitz-scaled"
     assert set(two.rivals) == {"poisson", "unamplified"}
     text = two.text()
-    assert text.startswith("ε = 2: BLT-2, time-scaled, RMSE 23.00 at 2 buffers with balls-in-bins")
+    assert text.startswith("ε = 2: BLT-2, time-scaled*, RMSE 23.00 at 2 buffers with balls-in-bins")
     assert "8.0% below the best with Poisson sampling" in text  # 1 - 23/25
     assert "74.4% below the best without" in text
-    assert "13.0% lower with more: Toeplitz, time-scaled, RMSE 20.00 at 0 buffers and 1,024" in text
+    assert (
+        "13.0% lower with more: Toeplitz, time-scaled*, RMSE 20.00 at 0 buffers and 1,024" in text
+    )
     assert sixteen.text().endswith("nothing here is better") and not sixteen.rivals
     # an error that is above is said to be above
     poorer = [row("blt-2", 11.0, 2), row("banded+poisson", 10.0, 31, size=32)]

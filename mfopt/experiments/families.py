@@ -39,7 +39,7 @@ class Family(NamedTuple):
     """A kind of C, how it is found, and the sampling that it is run under.
 
     Attributes:
-      label: what a reader sees, at most 34 letters.
+      label: what a reader sees, at most 34 letters; with * where the form of C is this library's.
       kind: of C.
       sampling: "unamplified", "poisson", "random-partition", "b-min-sep", "balls-in-bins" or
         "fresh-bins".
@@ -194,20 +194,20 @@ FAMILIES = {
     "toeplitz": Family("Toeplitz", "toeplitz"),
     **{
         f"blt-{count}-scaled": Family(
-            f"BLT-{count}, time-scaled", "blt", scaled=True, slow=count % 2 == 1, buffers=count
+            f"BLT-{count}, time-scaled*", "blt", scaled=True, slow=count % 2 == 1, buffers=count
         )
         for count in (2, 3, 4, 5)
     },
-    "toeplitz-scaled": Family("Toeplitz, time-scaled", "toeplitz", scaled=True),
+    "toeplitz-scaled": Family("Toeplitz, time-scaled*", "toeplitz", scaled=True),
     "banded-toeplitz-scaled": Family(
-        "banded Toeplitz, time-scaled", "banded-toeplitz", scaled=True, bands=True
+        "banded Toeplitz, time-scaled*", "banded-toeplitz", scaled=True, bands=True
     ),
     "banded-toeplitz-scaled+fresh-bins": Family(
-        "banded Toeplitz scaled, fresh bins", "banded-toeplitz", FRESH, scaled=True, bands=True
+        "banded Toeplitz*, fresh bins", "banded-toeplitz", FRESH, scaled=True, bands=True
     ),
     **{
         f"cleared-blt-{count}-scaled+fresh-bins": Family(
-            f"cleared BLT {count} scaled, fresh bins",
+            f"cleared BLT {count} scaled*, fresh bins",
             "cleared-blt",
             FRESH,
             scaled=True,
@@ -217,7 +217,7 @@ FAMILIES = {
         for count in (2, 4, 8, 16)
     },
     "wave-blt-4-scaled": Family(
-        "BLT with a wave (4), time-scaled", "wave-blt", scaled=True, buffers=4
+        "BLT with a wave (4), time-scaled*", "wave-blt", scaled=True, buffers=4
     ),
     "banded+amplified": Family("banded", "banded", bands=True),
     "dense": Family("dense", "dense", slow=True),

@@ -132,7 +132,7 @@ def command(arguments: SimpleNamespace) -> None:
         display.print_text(
             "(model: error of the final model, as the σ of independent noise; buffers: memory of "
             "the noise, × model size; draws: white draws of a step, where past ones are "
-            "regenerated instead of kept)"
+            "regenerated instead of kept; *: a form of C of this library)"
         )
 
 
