@@ -39,14 +39,6 @@ def test_a_front_for_memory():
     assert [float(x) for line in axis.lines for x in line.get_xdata()][-2:] == [1.0, 2.0]
 
 
-def test_a_curve_above_the_axis_says_so():
-    setting = Comparison(bins=4, epochs=2, epsilons=(1.0,), include=("blt-2", "sqrt"))
-    rows = [row("blt-2", 10.0), row("sqrt", 13.9), row("dpsgd+poisson", 14.1)]
-    (legend,) = decision_plots._error_figure(setting, rows, None).legends
-    labels = [text.get_text() for text in legend.get_texts()]
-    assert labels == ["BLT-2", "square root, balls-in-bins", "DP-SGD, Poisson (above 40%)"]
-
-
 def test_at_most_eight_families_and_the_baseline():
     names = [*FAMILIES]
     rows = [row(name, 1.0 + index, epsilon=e) for index, name in enumerate(names) for e in (1, 2)]

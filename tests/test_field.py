@@ -141,20 +141,16 @@ def test_the_gain_by_fresh_bins_that_optimize_prints_is_that_of_the_table() -> N
 
 
 def test_compare_has_the_tuned_sizes_of_b_min_sep() -> None:
-    tuned = {
-        shape: tuple(
-            (float(row["epsilon"]), *map(int, re.findall(r"\d+", row["final_model_size"])))
-            for row in stored(field.stem(*shape))
-            if row["family"] == field.B_MIN_SEP_FAMILY
-        )
-        for shape in field.SHAPES
-    }
-    assert tuned == families.B_MIN_SEP_TUNED
-    # the same parts of an epoch at other numbers of iterations; between two ε those of both
-    (tuned_at_2, tuned_at_8), parts = tuned[4, 64][1:3], []
-    for _, bands, separation in (tuned_at_2, tuned_at_8):
-        parts.append((bands * 20 // 64, separation * 20 // 64))
-    candidates = families.find(field.B_MIN_SEP_FAMILY).candidates
-    for epsilon, sizes in ((2.0, parts[:1]), (4.0, parts)):
-        cells = candidates(Comparison(20, 3, (epsilon,)), epsilon)
-        assert [(bands, cell.goal.separation) for bands, cell in cells] == sizes
+    sizes = [
+        (float(row["epsilon"]), *map(int, re.findall(r"\d+", row["final_model_size"])))
+        for row in stored("field-16x128")
+        if row["family"] == field.B_MIN_SEP_FAMILY
+    ]
+    assert sizes[::-1] == [*families.B_MIN_SEP_TUNED]
+    (_, bands, separation), at_2 = sizes[2], sizes[1][1:]
+    assert families.tuned_b_min_sep(64, 2.0) == tuple(size // 2 for size in at_2)
+    # the larger of two ε that are as near
+    ((width, cell),) = families.find(field.B_MIN_SEP_FAMILY).candidates(
+        Comparison(32, 8, (4.0,)), 4.0
+    )
+    assert (width, cell.goal.separation) == (bands // 4, separation // 4)

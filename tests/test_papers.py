@@ -35,7 +35,9 @@ def test_the_manifest_has_every_file_its_digest_and_its_command() -> None:
     entries = manifest.read_manifest(FOLDER)
     listed: set[str] = set()
     for name, entry in entries.items():
-        assert entry["command"] == ARTIFACTS.get(name, entry["command"])
+        # a table of the field may keep rows of an earlier one
+        command = entry["command"].replace(" --keep", "")
+        assert command == ARTIFACTS.get(name, command)
         assert entry["device"] and entry["version"]
         for path, digest in entry["files"].items():
             assert hashlib.sha256((FOLDER / path).read_bytes()).hexdigest() == digest, path

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import common
 import jax
 import jax.numpy as jnp
-import manifest
 import numpy as np
 import scipy
 from common import Artifact, Run
@@ -382,12 +381,7 @@ def field(run: Run, epochs: int, bins: int, keep: bool) -> list[Path]:
     """Both tables of one shape; ``keep``: the rows of the stored one stay."""
     best_of = stem(epochs, bins)
     every_size = best_of.replace("field", "field-sizes")
-    kept = []
-    if keep:  # rows of the first tables have no day and commit of their own
-        entry = manifest.read_manifest(run.folder)[best_of]
-        facts = {key: entry[key] for key in ("made", "commit")}
-        kept = [facts | row for row in stored(run.folder, every_size) if row["rmse"]]
-    rows = sizes(run, epochs, bins, kept)
+    rows = sizes(run, epochs, bins, stored(run.folder, every_size) if keep else ())
     files = []
     for name, table in ((best_of, best(rows)), (every_size, rows)):
         files += write_table(run, name, tables.csv_of_rows(table))

@@ -38,20 +38,18 @@ def _error_figure(setting: Comparison, rows: Sequence[Row], baseline: str | None
     Below each ε stands the least RMSE of all.
     """
     chosen, lowest = best_families(rows, baseline), comparison.lowest_rmse(rows)
-    shown = [100 * row.rmse / lowest[row.epsilon] - 100 for row in rows if row.family in chosen]
-    top = min(1.05 * max(shown) + 0.5, _MOST)
     curves = []
     for name in chosen:
         mine = sorted((row for row in rows if row.family == name), key=lambda row: row.epsilon)
         above = np.array([100 * row.rmse / lowest[row.epsilon] for row in mine])
         half = Z95 * above * [row.relative_error for row in mine]
         epsilons = [row.epsilon for row in mine]
-        unseen = f" (above {_MOST:g}%)" if min(above) - 100 > top else ""
-        curves.append(around(mine[0].label + unseen, epsilons, above - 100, half))
+        curves.append(around(mine[0].label, epsilons, above - 100, half))
     left_out = len({row.family for row in rows}) - len(chosen)
     note = f"; {left_out} more are in the CSV" if left_out else ""
     x_label = f"{EPSILON}\nand the least RMSE, in clip norms"
-    y_label = "RMSE of prefix sums above the least (%)\nlower is better"
+    y_label = f"RMSE of prefix sums above the least (%)\nlower is better; up to {_MOST:g} shown"
+    top = min(1.05 * max(max(curve.y) for curve in curves) + 0.5, _MOST)
     title = f"{run_size(setting)}{note}"
     figure = plots.draw([Panel(curves, title, x_label, y_label, y_range=(-0.5, top))])
     figure.axes[0].xaxis.set_major_formatter(

@@ -65,15 +65,15 @@ class Family(NamedTuple):
 
     def candidates(self, setting: Comparison, epsilon: float) -> list[tuple[int, SigmaCell]]:
         """Sizes to choose from at this ε, with the cell of their σ."""
-        sizes = [(width, 0) for width in self._widths(setting)]
+        goal, widths = setting.goal(epsilon, self.sampling), self._widths(setting)
         if self.sampling == B_MIN_SEP:
-            sizes = tuned_b_min_sep(setting.epochs, setting.bins, epsilon)
-        cells = []
-        for width, separation in sizes:
+            bands, separation = tuned_b_min_sep(setting.bins, epsilon)
             goal = setting.goal(epsilon, self.sampling, separation)
-            cell = SigmaCell(self._optimum(goal, width), goal, setting.samples)
-            cells.append((width or self.buffers, cell))
-        return cells
+            widths = (bands,) if separation >= bands else ()
+        return [
+            (width or self.buffers, SigmaCell(self._optimum(goal, width), goal, setting.samples))
+            for width in widths
+        ]
 
     def _widths(self, setting: Comparison) -> Sequence[int]:
         if not self.bands:
@@ -132,27 +132,16 @@ class Family(NamedTuple):
         return 8.0 * n * (60 + (12 if self.kind == "dense" else 0) * n)
 
 
-# (ε, bands, separation) of b-min-sep with the least final-model error, by epochs and iterations of
-# one: its σ is slow to estimate, and these were tuned once (artifacts/tables/field-*.csv)
-B_MIN_SEP_TUNED = {
-    (8, 32): ((0.5, 4, 24), (2.0, 8, 24), (8.0, 24, 28), (16.0, 28, 28)),
-    (4, 64): ((0.5, 4, 48), (2.0, 16, 48), (8.0, 48, 56), (16.0, 56, 60)),
-    (16, 128): ((0.5, 4, 96), (2.0, 16, 80), (8.0, 64, 96), (16.0, 96, 112)),
-}
-_NEAR = 0.7  # of log ε: tuned sizes of no more than this from the nearest ε are tried too
+# (ε, bands, separation) of b-min-sep with the least final-model error at 16 × 128: its σ is slow to
+# estimate, and these were tuned once (artifacts/tables/field-16x128.csv)
+B_MIN_SEP_TUNED = ((16.0, 96, 112), (8.0, 64, 96), (2.0, 16, 80), (0.5, 4, 96))
 
 
-def tuned_b_min_sep(epochs: int, bins: int, epsilon: float) -> list[tuple[int, int]]:
-    """Sizes of b-min-sep to try, as bands and separation: the parts of an epoch that are best for
-    about as many epochs at an ε nearby."""
-    shape = min(B_MIN_SEP_TUNED, key=lambda tuned: abs(math.log(tuned[0] / epochs)))
-    sizes: dict[tuple[int, int], float] = {}
-    for tuned, bands, separation in B_MIN_SEP_TUNED[shape]:
-        size = max(2, bands * bins // shape[1]), separation * bins // shape[1]
-        if size[0] <= size[1] < bins:
-            sizes[size] = min(sizes.get(size, math.inf), abs(math.log(tuned / epsilon)))
-    nearest = min(sizes.values(), default=0.0)
-    return [size for size, distance in sizes.items() if distance <= nearest + _NEAR]
+def tuned_b_min_sep(bins: int, epsilon: float) -> tuple[int, int]:
+    """Bands and separation of b-min-sep: the parts of an epoch tuned at the next ε,
+    the larger of two that are as near."""
+    _, bands, separation = min(B_MIN_SEP_TUNED, key=lambda tuned: abs(math.log(tuned[0] / epsilon)))
+    return max(2, bands * bins // 128), separation * bins // 128
 
 
 # order is the order of tables

@@ -92,7 +92,7 @@ class Goal:
         if self.sampling == RANDOM_PARTITION:
             return RandomPartition(self.bins, self.epochs, self.separation or bands)
         if self.sampling != POISSON:
-            names = f"{UNAMPLIFIED}, {POISSON}, {RANDOM_PARTITION}, {B_MIN_SEP}, {BALLS} or {FRESH}"
+            names = "unamplified, poisson, random-partition, b-min-sep, balls-in-bins or fresh-bins"
             raise _check.reject("sampling", self.sampling, f"must be {names}")
         # a group of 1/bands of the units gives the same expected batch at bands times the rate;
         # with more bands than that leaves a rate for, the accountant of Poisson sampling refuses
