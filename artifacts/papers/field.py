@@ -195,7 +195,7 @@ def ladders(name: str, epochs: int, bins: int) -> tuple[tuple[int, ...], ...]:
         return ()
     powers = tuple(2**k for k in range(1, int(math.log2(bins))))
     if name == PARTITION_FAMILY:
-        return powers, GROUPS_OF_BAND
+        return (*powers, 6 * bins // 8, 7 * bins // 8, bins - 1), GROUPS_OF_BAND
     halves = tuple(3 * power // 2 for power in powers)
     if name.endswith("+poisson"):
         return (tuple(sorted({*powers, *halves, bins})),)
