@@ -134,7 +134,7 @@ class Family(NamedTuple):
 
 # (ε, bands, separation) of b-min-sep with the least final-model error at 16 × 128: its σ is slow to
 # estimate, and these were tuned once (artifacts/tables/field-16x128.csv)
-B_MIN_SEP_TUNED = ((16.0, 96, 112), (8.0, 64, 96), (2.0, 16, 80), (0.5, 4, 96))
+B_MIN_SEP_TUNED = ((16.0, 96, 112), (8.0, 64, 96), (2.0, 16, 88), (0.5, 4, 88))
 
 
 def tuned_b_min_sep(bins: int, epsilon: float) -> tuple[int, int]:
