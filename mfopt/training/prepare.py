@@ -25,7 +25,7 @@ from mfopt.training.config import TrainConfig, load
 from mfopt.training.continued import earlier_report
 from mfopt.training.data import EMBEDDED, TokenStore, open_parts, screen, verify_all
 from mfopt.training.data.stdlib import build_lines, build_stdlib, check_lines
-from mfopt.training.folder import check_folder, drop_folder, hold, make_folder, secret_of
+from mfopt.training.folder import MODEL, check_folder, drop_folder, hold, make_folder, secret_of
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.metrics import Evaluator
 from mfopt.training.models import Model
@@ -140,6 +140,11 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     parts, tokenizer = _open_data(config, progress, resuming)
     for line in screen.lines(parts, folder_of_data(config), config):
         _tell(progress, line)
+    begun = Path(config.model)
+    is_exported = begun.name == MODEL and (begun.parent / "config.toml").is_file()
+    if is_exported and earlier is None and config.algorithm != "none":
+        note = "was trained without privacy: no guarantee covers the data it was trained on"
+        _tell(progress, f"warning: {config.model} {note}")
     if config.in_chunks:
         parts = {name: store.in_chunks(config.length) for name, store in parts.items()}
     train = parts["train"]

@@ -186,6 +186,12 @@ def noise_by_step(
     return np.asarray(noise.stddev * np.sqrt(rows) / execution.normalizer)
 
 
+UNPROVED = (
+    "the guarantee of the factorization was not proved on the machine that ran it; `mfopt verify` "
+    "proves it again"
+)
+
+
 def warnings_of(execution: Execution, sizes: dict[str, float], delta: float) -> list[str]:
     """Warnings from a run's public numbers: of a weak δ, and that little can be learned."""
     warnings = list(filter(None, [questionable_delta(delta, execution.units.population)]))
