@@ -193,10 +193,17 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
         guarantee = privacy.with_grid(guarantee, execution, model.num_params)
         if earlier is not None:
             guarantee = composed([*runs_of(earlier), (guarantee, account)])
-        sizes_and_rate = model.num_params, rate
-        public_report = _report(
-            config, account, execution, guarantee, *sizes_and_rate, facts["validation"]
+        public_report = privacy.report(
+            account,
+            execution,
+            guarantee,
+            num_params=model.num_params,
+            steps_done=0,
+            pinned=config.seed >= 0,
+            black_box=config.algorithm == "group",
+            validation=facts["validation"],
         )
+        public_report["learning_rate"] = _rate_facts(config, rate)
         if earlier is not None:
             public_report["continues"] = earlier
     optimizer = optimizer_of(config, execution, rate)
@@ -266,27 +273,9 @@ def _initial_losses(model: Model, mesh: Mesh, train: TokenStore, config: TrainCo
     return losses
 
 
-def _report(
-    config: TrainConfig,
-    account: Factorization,
-    execution: Execution,
-    guarantee: Guarantee,
-    num_params: int,
-    rate: float,
-    validation: JsonObject | None,
-) -> JsonObject:
-    """The privacy report before the first step."""
-    facts = privacy.report(
-        account,
-        execution,
-        guarantee,
-        num_params=num_params,
-        steps_done=0,
-        pinned=config.seed >= 0,
-        black_box=config.algorithm == "group",
-        validation=validation,
-    )
-    facts["learning_rate"] = {
+def _rate_facts(config: TrainConfig, rate: float) -> JsonObject:
+    """The learning rate and how it was chosen, for the privacy report."""
+    return {
         "value": rate,
         "chosen": privacy.CHOSEN["learning_rate" if config.learning_rate else ""],
         "noise_move": config.move,
@@ -294,7 +283,6 @@ def _report(
         "momentum": config.momentum,
         "beta2": BETA2,
     }
-    return facts
 
 
 def learning_rate_of(config: TrainConfig, execution: Execution) -> float:
