@@ -101,6 +101,19 @@ def test_a_stale_output_is_seen() -> None:
     assert not differences(["BLT sigma 1.03 RMSE 11.766"], ["BLT sigma 1.06 RMSE 11.77"])
 
 
+@pytest.mark.ci
+def test_what_the_notebooks_call_exists_and_takes_their_arguments(tmp_path: Path) -> None:
+    api = pytest.importorskip("mypy.api")
+    files = [tmp_path / f"notebook_{path.stem[:2]}.py" for path in NOTEBOOKS]
+    for file, path in zip(files, NOTEBOOKS, strict=True):
+        file.write_text(code(path))
+    wrong = tmp_path / "control.py"
+    wrong.write_text("import mfopt\nmfopt.factorize(size=2)\nmfopt.no_such_name\n")
+    errors = api.run([*map(str, files), str(wrong), "--disable-error-code=arg-type"])[0]
+    kinds = re.findall(r"(\w+)\.py:\d+: error: .*\[((?:attr|call|import|name)-[\w-]+)\]", errors)
+    assert {name for name, _ in kinds} == {"control"} and len(kinds) == 2, errors
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_is_short_and_defines_no_algorithm(path: Path) -> None:
     source = code(path)

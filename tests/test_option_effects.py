@@ -122,6 +122,7 @@ OWN = {
 }
 OWN_OF = {
     ("certify", "--eps"): ["--eps=3"],
+    ("optimize", "--max-participations"): ["--max-participations=3"],
     ("compare", "--baseline"): ["--baseline=dpsgd+balls-in-bins"],
     ("train", "--delta"): ["--delta=1e-5"],
     ("train", "--lora-layers"): ["--lora-layers=mlp/c_fc"],
@@ -160,7 +161,9 @@ WITH = {
     ("statement", "--force"): ["--format=html", "--out=taken.html"],
     ("optimize", "--reassign-every"): ["--sampling=fresh-bins"],
     ("optimize", "--separation"): ["--sampling=b-min-sep", "--bands=1"],
-    ("optimize", "--max-participations"): ["--sampling=min-separation"],
+    ("optimize", "--max-participations"): [
+        *("--sampling=min-separation", "--separation=4", "!--samples"),
+    ],
     ("optimize", "--bands"): ["--strategy=banded"],
     ("optimize", "--init"): ["--strategy=banded-toeplitz", "--bands=2"],
     ("optimize", "--momentum"): ["--workload=momentum"],

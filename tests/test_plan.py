@@ -91,6 +91,7 @@ def test_delta_unit_and_participations_are_the_callers(capsys):
     built = printed("plan", *sizes, *stated, "--eps", 2, "--yes")
     assert (built["delta"], built["privacy_unit"]) == (3e-5, "phone")
     assert built["sampling"]["max_participations"] == 2 and built["sampling"]["separation"] == 3
+    assert "at most 2 rounds, any two at least 3 apart" in built["why"]
     Path("mechanism.npz").rename("phone.npz")
     refused = ["plan", *sizes, "--eps", 2, "--yes", "--force"]
     assert "--delta 2.0: must lie in (0, 1)" in failure(capsys, *refused, "--delta", 2)
@@ -109,6 +110,8 @@ def test_what_has_no_effect_or_no_default_is_refused(capsys):
     assert "--framework has no effect" in failure(capsys, *federated, "--yes", "--framework", "jax")
     batch = ["--batch-size", 10]
     assert "--batch-size 10" in failure(capsys, "plan", "--units", 9, "--eps", 1, "--yes", *batch)
+    large = failure(capsys, "plan", "--units", 10**15, "--eps", 1, "--yes")
+    assert "--units 1000000000000000: " in large and "--iters" not in large
     assert "--memory -1: must be" in failure(capsys, *federated, "--yes", "--memory", -1)
     for name in ("", "/", "plan.py"):
         assert "--out" in failure(capsys, *federated, "--yes", "--out", name)

@@ -62,6 +62,15 @@ def test_a_receipt_is_verified(factorization, variant):
     assert facts["statement"].startswith("(2, 1e-05)-DP per example, zero-out adjacency, exact")
 
 
+def test_a_receipt_says_where_its_factorization_was_not_proved(factorization, monkeypatch):
+    assert receipts.receipt(*of_jax(factorization))["warnings"] == []
+    monkeypatch.setattr(type(factorization), "proved_here", False)
+    receipts.write_receipt("receipt.json", *of_jax(factorization))
+    facts = verification.read("receipt.json")
+    assert ["not proved" in text for text in facts["warnings"]] == [True]
+    assert verification.verify(facts).holds
+
+
 @pytest.mark.parametrize(
     "change", [{"steps_done": 9}, {"parameters": 8.0}, {"learning_rate": {"value": 0.1}}]
 )

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from commands import failure, printed
 from scipy import stats
 from third_party.lottery import Lottery
 from third_party.lottery_accountant import LotteryProfile
@@ -82,6 +83,14 @@ def test_it_is_saved_and_loaded(saved, tmp_path):
         assert float(arrays["probability"]) == 0.5 and int(arrays["bins"]) == 4
     with pytest.raises(UsageError, match="bins"):  # where only balls-in-bins will do
         read.dominating_pair()
+
+
+def test_its_run_is_accounted_for_alone(saved, capsys):
+    asked = ["--delta", 1e-5, "--unit", "user"]
+    [row] = printed("account", "run", saved[1], *asked)["results"]
+    assert row["epsilon"] == pytest.approx(2.0, rel=1e-4) and row["iterations"] == 8
+    said = failure(capsys, "account", "run", saved[1], saved[1], *asked)
+    assert "no account of third-party-lottery composes" in said
 
 
 def test_a_file_of_a_scheme_that_is_not_installed_is_refused(saved, monkeypatch):

@@ -43,7 +43,7 @@ def test_selection_against_sorting_one_user_at_a_time(rule):
     store = synthetic_store(num_users=12, max_records=8, empty_users=(4,), seed=2)
     losses = np.random.default_rng(0).normal(size=store.num_records)
     users = np.array([5, -1, 4, 0, 11, 7])
-    chosen = select(store, users, 3, rule, seed=9, step=2, losses=losses)
+    chosen = select(store, users, 3, rule, (9, 2), losses)
     assert chosen.shape == (6, 3)
     for user, row in zip(users, chosen, strict=True):
         mine = list(store.records_of(int(user))) if user >= 0 else []
@@ -61,7 +61,7 @@ def test_selection_against_sorting_one_user_at_a_time(rule):
             assert sorted(key(r) for r in kept) == best
         # no other user changes the choice
         if user >= 0:
-            selected_alone = select(store, np.array([user]), 3, rule, seed=9, step=2, losses=losses)
+            selected_alone = select(store, np.array([user]), 3, rule, (9, 2), losses)
             np.testing.assert_array_equal(selected_alone[0], row)
 
 
@@ -73,13 +73,13 @@ def test_random_selection_is_uniform_and_fresh_at_each_step():
     picks = np.zeros(count)
     steps = 3000
     for step in range(steps):
-        picks[select(store, np.array([user]), 2, seed=1, step=step)[0] - first] += 1
+        picks[select(store, np.array([user]), 2, key=(1, step))[0] - first] += 1
     expected = steps * 2 / count
     deviation = np.abs(picks - expected) / np.sqrt(expected * (1 - 2 / count))
     assert count > 3 and np.all(deviation < 4)
     # the control: always the same step gives one fixed pair, far outside
     fixed = np.zeros(count)
-    fixed[select(store, np.array([user]), 2, seed=1, step=0)[0] - first] += steps
+    fixed[select(store, np.array([user]), 2, key=(1, 0))[0] - first] += steps
     assert np.max(np.abs(fixed - expected)) / np.sqrt(expected) > 4
 
 

@@ -87,6 +87,11 @@ def test_a_run_begins_where_another_ended_and_states_both(data, tmp_path) -> Non
     assert execute(prepared)["privacy"] is None
     path = path_of(following(public, "fourth"))
     assert path is not None and verification.read(path)["guarantee"] == old["guarantee"]
+    never = settings_for(data, tmp_path / "never", algorithm="none", epsilon=0.0, delta=0.0)
+    execute(prepare(dataclasses.replace(never, steps=1)))
+    notes: list[str] = []
+    prepare(following(never, "fifth", algorithm="uls"), progress=lambda at: notes.append(at.note))
+    assert any("never/model was trained without privacy" in note for note in notes)
 
 
 def test_statements_add_up_where_no_grid_does() -> None:

@@ -146,7 +146,9 @@ def test_both_uses_of_a_tied_embedding_count_with_each_other(always, monkeypatch
 def test_no_unit_in_bfloat16_is_longer_than_the_clip_norm(monkeypatch):
     """As on accelerators: products are rounded, and norms are those of what is summed."""
     monkeypatch.setattr(ghost, "pays", lambda *_: False)
-    model = gpt2_model(gpt2_config(V, LENGTH, 8, 1, 2, compute_dtype="bfloat16"))
+    model = gpt2_model(
+        dataclasses.replace(gpt2_config(V, LENGTH, 8, 1, 2), compute_dtype="bfloat16")
+    )
     params, (tokens, mask) = moved(model.params), rows(1)
     sums_of_units = []
     for unit in (0, 2, 3, 4):

@@ -79,7 +79,7 @@ def test_user_level_sampling_against_algorithm_2(noise, rule):
     final = run(model, execution_for(units, noise=noise))[-1]
     batches = []
     for step in range(STEPS):
-        chosen = select(store, SCHEME.sample(step, USERS, 7), 2, rule, seed=5, step=step)
+        chosen = select(store, SCHEME.sample(step, USERS, 7), 2, rule, key=(5, step))
         batches.append([[r for r in row if r >= 0] for row in chosen])
     rows = noise_rows(model.params, 0.4) if noise else None
     slow = dp_sgd(model, store, batches, noise=rows, clip_norm=0.4 if noise else None, **SLOW)

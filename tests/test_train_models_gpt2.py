@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -239,7 +240,7 @@ def test_impossible_settings_are_refused():
     model = gpt2_model(TINY)
     for call, match in (
         (lambda: gpt2_config(n_embd=10, n_head=3), "num_attention_heads"),
-        (lambda: gpt2_config(compute_dtype="float64"), "compute_dtype"),
+        (lambda: dataclasses.replace(TINY, compute_dtype="float64"), "compute_dtype"),
         (lambda: LoRAConfig(rank=0), "rank"),
         (lambda: LoRAConfig(layers=("attn/q",)), "layers"),
         (lambda: model.logits(model.params, (), jnp.zeros(13, jnp.int32)), "positions"),

@@ -45,7 +45,8 @@ def test_the_fitting_rate_makes_all_noise_move_alike(name):
     for noise in correlated(n):
         sums = np.cumsum(noise, axis=0)
         deviation = float(noise.std())
-        rate = fitting_rate(name, deviation, float(np.sqrt(np.mean(sums**2))), steps=n)
+        noises = deviation, float(np.sqrt(np.mean(sums**2)))
+        rate = fitting_rate(name, noises, steps=n)
         reference = np.full(n, deviation**2)
         path, _ = moved(make_optimizer(settings, rate, reference), noise)
         size = np.sqrt(np.mean(path**2))
@@ -56,13 +57,13 @@ def test_the_fitting_rate_makes_all_noise_move_alike(name):
         for noise in correlated(n)
     )
     assert max(first, second) > 1.5 * min(first, second)
-    assert fitting_rate(name, 0.5, 0.7, steps=n, move=0.06) == pytest.approx(
-        0.06 / NOISE_MOVE * fitting_rate(name, 0.5, 0.7, steps=n)
+    assert fitting_rate(name, (0.5, 0.7), steps=n, move=0.06) == pytest.approx(
+        0.06 / NOISE_MOVE * fitting_rate(name, (0.5, 0.7), steps=n)
     )
     with pytest.raises(UsageError, match="noise"):
-        fitting_rate(name, 0.0, 1.0, steps=n)
+        fitting_rate(name, (0.0, 1.0), steps=n)
     with pytest.raises(UsageError, match="move"):
-        fitting_rate(name, 0.5, 0.7, steps=n, move=0.0)
+        fitting_rate(name, (0.5, 0.7), steps=n, move=0.0)
 
 
 def test_every_schedule_is_its_formula():

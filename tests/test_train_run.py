@@ -486,6 +486,10 @@ def test_the_command_line(data, tmp_path):
     for arguments, words in [
         (flags, "--resume"),
         ([*flags, "--processes=2"], "belong together"),
+        (
+            [flag.replace("--epsilon=8.0", "--eps=0") for flag in elsewhere],
+            "--eps 0.0: must be above 0",
+        ),
         ([*flags, "--coordinator=here", "--processes=2", "--process=0"], "HOST:PORT"),
         ([*flags, "--coordinator=here:1", "--processes=2", "--process=2"], r"0..1"),
         ([*elsewhere, f"--output={data / 'train' / 'metadata.json'}"], "cannot be made a folder"),

@@ -72,7 +72,7 @@ def test_the_model_is_counted_before_it_is_made(layers):
     before_release([(64, 4, 1, False), (128, 1, 1, False), (64, 2, 3, True)], 1),
 )
 def test_a_microbatch_takes_what_the_compiled_program_does(width, records, layers, remat):
-    model = gpt2_shapes(gpt2_config(300, 64, width, layers, 2, remat=remat))
+    model = gpt2_shapes(dataclasses.replace(gpt2_config(300, 64, width, layers, 2), remat=remat))
     add = microbatch_adder(model, Clipping(1.0))
     rows = [jax.ShapeDtypeStruct((8, records, 64), dtype) for dtype in (jnp.int32, bool)]
     totals = jax.eval_shape(Totals.zero, model.params)

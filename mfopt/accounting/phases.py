@@ -72,7 +72,10 @@ class Phase:
         accountant = ROUNDS.get(type(scheme))
         if accountant is None:
             refuse_replacement(mechanism)
-            protocol.law(scheme)  # refuses what has none
+            if not protocol.is_sampled(scheme):
+                rule = f"no account of {scheme.kind} composes with others"
+                way_out = "Account for its run alone."
+                raise _check.reject("sampling", scheme, rule, way_out)
             if mechanism.group_size != 1:
                 rule = f"a phase of {scheme.kind} is composed for one unit"
                 raise _check.reject("group_size", mechanism.group_size, rule)

@@ -198,7 +198,10 @@ def audit(
     for finding in executed.compare_noise(noise, [slice(0, len(absent))], noise_alone):
         findings.append(dataclasses.replace(finding, name=f"{finding.name}, of canaries"))
     findings += of_model
-    return _judge(scores, present, account, settings, claimed, findings, confidence=confidence)
+    judged = _judge(scores, present, account, settings, claimed, confidence)
+    findings = [*judged.sampling, *findings]
+    assert len(findings) <= executed.MOST
+    return dataclasses.replace(judged, sampling=tuple(findings))
 
 
 def _store(settings: TrainConfig, present: np.ndarray) -> TokenStore:
@@ -219,8 +222,6 @@ def _judge(
     account: Factorization,
     settings: TrainConfig,
     claimed: Guarantee,
-    findings: Sequence[executed.Finding] = (),
-    *,
     confidence: float,
 ) -> Audit:
     """Audit from the scores of all canaries: three bounds, at a third of the error chance each.
@@ -261,14 +262,12 @@ def _judge(
     expected, error = optimum.accuracy(sigma)
     below, above = np.clip([expected - _ERRORS * error, expected + _ERRORS * error], 0, 1)
     chances = [stats.binom.sf(hits - 1, m, above), stats.binom.cdf(hits, m, below)]
-    findings = [
+    findings = (
         executed.Finding(
             "guesses beyond the claim", executed.capped(len(rules) * min(chances_of_rules))
         ),
         executed.Finding("right guesses", executed.capped(2 * np.min(chances))),
-        *findings,
-    ]
-    assert len(findings) <= executed.MOST
+    )
     return Audit(
         epsilon_lower=lower,
         epsilon_curve=lower if factor > 1 else max(lower, epsilon_at(allowed)),
@@ -283,7 +282,7 @@ def _judge(
         correct=correct,
         accuracy=hits / m,
         accuracy_claimed=expected,
-        sampling=tuple(findings),
+        sampling=findings,
     )
 
 

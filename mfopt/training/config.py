@@ -292,7 +292,7 @@ class TrainConfig:
         rule, way_out = "give either a factorization file or `sampling`", _MADE_BY
         yield bool(self.factorization) == bool(self.sampling), "factorization", rule, way_out
         half = bool(self.epsilon) != bool(self.delta)
-        yield half, "epsilon, delta", "belong together: give both", ""
+        yield half, "delta" if self.epsilon else "epsilon", "must be above 0: a target has both", ""
         forms = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in OPTIMIZED.items())
         rule = f"is not optimized for this sampling and algorithm ({forms})"
         way_out = "Make the file with `mfopt optimize`, or use strategy = 'identity'."

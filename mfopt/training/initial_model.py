@@ -126,7 +126,8 @@ def _gpt2(
 
 def _shape(config: TrainConfig, vocab_size: int) -> DecoderConfig:
     sizes = (vocab_size, config.length, config.width, config.layers, config.heads)
-    return gpt2_config(*sizes, compute_dtype=config.compute_dtype, remat=config.remat)
+    shape = gpt2_config(*sizes)
+    return dataclasses.replace(shape, compute_dtype=config.compute_dtype, remat=config.remat)
 
 
 def _lora(config: TrainConfig) -> LoRAConfig | None:

@@ -64,8 +64,7 @@ def make_optimizer(
 
 def fitting_rate(
     name: str,
-    noise: float,
-    noise_of_sums: float,
+    noises: tuple[float, float],
     *,
     steps: int,
     move: float = NOISE_MOVE,
@@ -80,11 +79,12 @@ def fitting_rate(
 
     Args:
       name, steps: the optimizer, and the steps of the run.
-      noise: standard deviation in a coordinate of the released mean, root mean square over steps.
-      noise_of_sums: the same of the sums of all means up to a step.
+      noises: standard deviation in a coordinate of the released mean, root mean square over
+        steps; and the same of the sums of all means up to a step.
       move: root mean square over the steps of a run.
       momentum, beta2: of "momentum", which multiplies moves by 1 / (1 - momentum), and "adam-bc".
     """
+    noise, noise_of_sums = noises
     if not noise > 0 or not noise_of_sums > 0:
         raise _check.reject("noise", noise, "must be positive to fit a rate to it")
     rate = _check.positive("move", move) / noise_of_sums

@@ -25,7 +25,7 @@ from mfopt.training.config import TrainConfig, load
 from mfopt.training.continued import earlier_report
 from mfopt.training.data import EMBEDDED, TokenStore, open_parts, screen, verify_all
 from mfopt.training.data.stdlib import build_lines, build_stdlib, check_lines
-from mfopt.training.folder import check_folder, drop_folder, hold, make_folder, secret_of
+from mfopt.training.folder import MODEL, check_folder, drop_folder, hold, make_folder, secret_of
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.metrics import Evaluator
 from mfopt.training.models import Model
@@ -140,6 +140,11 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     parts, tokenizer = _open_data(config, progress, resuming)
     for line in screen.lines(parts, folder_of_data(config), config):
         _tell(progress, line)
+    begun = Path(config.model)
+    is_exported = begun.name == MODEL and (begun.parent / "config.toml").is_file()
+    if is_exported and earlier is None and config.algorithm != "none":
+        note = "was trained without privacy: no guarantee covers the data it was trained on"
+        _tell(progress, f"warning: {config.model} {note}")
     if config.in_chunks:
         parts = {name: store.in_chunks(config.length) for name, store in parts.items()}
     train = parts["train"]
@@ -188,10 +193,17 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
         guarantee = privacy.with_grid(guarantee, execution, model.num_params)
         if earlier is not None:
             guarantee = composed([*runs_of(earlier), (guarantee, account)])
-        sizes_and_rate = model.num_params, rate
-        public_report = _report(
-            config, account, execution, guarantee, *sizes_and_rate, facts["validation"]
+        public_report = privacy.report(
+            account,
+            execution,
+            guarantee,
+            num_params=model.num_params,
+            steps_done=0,
+            pinned=config.seed >= 0,
+            black_box=config.algorithm == "group",
+            validation=facts["validation"],
         )
+        public_report["learning_rate"] = _rate_facts(config, rate)
         if earlier is not None:
             public_report["continues"] = earlier
     optimizer = optimizer_of(config, execution, rate)
@@ -261,27 +273,9 @@ def _initial_losses(model: Model, mesh: Mesh, train: TokenStore, config: TrainCo
     return losses
 
 
-def _report(
-    config: TrainConfig,
-    account: Factorization,
-    execution: Execution,
-    guarantee: Guarantee,
-    num_params: int,
-    rate: float,
-    validation: JsonObject | None,
-) -> JsonObject:
-    """The privacy report before the first step."""
-    facts = privacy.report(
-        account,
-        execution,
-        guarantee,
-        num_params=num_params,
-        steps_done=0,
-        pinned=config.seed >= 0,
-        black_box=config.algorithm == "group",
-        validation=validation,
-    )
-    facts["learning_rate"] = {
+def _rate_facts(config: TrainConfig, rate: float) -> JsonObject:
+    """The learning rate and how it was chosen, for the privacy report."""
+    return {
         "value": rate,
         "chosen": privacy.CHOSEN["learning_rate" if config.learning_rate else ""],
         "noise_move": config.move,
@@ -289,7 +283,6 @@ def _report(
         "momentum": config.momentum,
         "beta2": BETA2,
     }
-    return facts
 
 
 def learning_rate_of(config: TrainConfig, execution: Execution) -> float:

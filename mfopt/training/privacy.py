@@ -186,6 +186,12 @@ def noise_by_step(
     return np.asarray(noise.stddev * np.sqrt(rows) / execution.normalizer)
 
 
+UNPROVED = (
+    "the guarantee of the factorization was not proved on the machine that ran it; `mfopt verify` "
+    "proves it again"
+)
+
+
 def warnings_of(execution: Execution, sizes: dict[str, float], delta: float) -> list[str]:
     """Warnings from a run's public numbers: of a weak δ, and that little can be learned."""
     warnings = list(filter(None, [questionable_delta(delta, execution.units.population)]))
@@ -217,8 +223,8 @@ def warnings_of(execution: Execution, sizes: dict[str, float], delta: float) -> 
 def fitted_rate(execution: Execution, optimizer: str, **settings: float) -> float:
     """The learning rate that fits the noise of a run; ``settings`` of :func:`fitting_rate`."""
     sizes = noise_against_signal(execution, 1)
-    noise, of_sums = sizes["noise_per_coordinate"], sizes["sum_noise_per_coordinate"]
-    return fitting_rate(optimizer, noise, of_sums, steps=execution.iterations, **settings)
+    noises = sizes["noise_per_coordinate"], sizes["sum_noise_per_coordinate"]
+    return fitting_rate(optimizer, noises, steps=execution.iterations, **settings)
 
 
 # how a learning rate was chosen, by the setting that decided; version 0.2 had the last one

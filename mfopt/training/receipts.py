@@ -49,7 +49,7 @@ def receipt(run: Any, state: Any = None) -> dict[str, Any]:
         run.normalizer,
     )
     stated = privacy.statement(account, execution, privacy_unit=unit)
-    return privacy.report(
+    facts = privacy.report(
         account,
         execution,
         privacy.with_grid(stated, execution, parameters),
@@ -57,6 +57,9 @@ def receipt(run: Any, state: Any = None) -> dict[str, Any]:
         steps_done=int(progress.step),
         pinned=pinned,
     )
+    if not account.proved_here:
+        facts["warnings"].append(privacy.UNPROVED)
+    return facts
 
 
 def write_receipt(path: str | os.PathLike[str], run: Any, state: Any = None) -> None:

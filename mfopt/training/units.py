@@ -8,7 +8,7 @@ user, position), which no other user's presence changes.
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -82,8 +82,8 @@ class UserUnits(Units):
             shares = (uniform_hash(self._seed, step, units[rows], places) >> 11) * 2.0**-53
             tokens, mask = self.store.random_chunks(units[rows], self.length, shares)
         else:
-            keywords: dict[str, Any] = {"seed": self._seed, "step": step, "losses": self._losses}
-            chosen = select(self.store, units, self.records, self.rule, **keywords)
+            key = self._seed, step
+            chosen = select(self.store, units, self.records, self.rule, key, self._losses)
             tokens, mask = self.store.batch(chosen.reshape(-1), self.length)
         return tokens.reshape(shape), mask.reshape(shape)
 
@@ -125,7 +125,7 @@ class RecordUnits(Units):
         blocks = [np.empty(0, dtype=np.int64)]
         for begin in range(0, store.num_users, _USERS_AT_ONCE):
             users = np.arange(begin, min(begin + _USERS_AT_ONCE, store.num_users))
-            chosen = select(store, users, group_size, rule, seed=seed, losses=losses)
+            chosen = select(store, users, group_size, rule, (seed, 0), losses)
             blocks.append(chosen.reshape(-1) if reserve else chosen[chosen >= 0])
         #: numbers of the records of all units (M,), by user; -1 where there is none
         self.selected = np.concatenate(blocks)
@@ -159,9 +159,7 @@ def select(
     users: np.ndarray,
     group_size: int,
     rule: str = "random",
-    *,
-    seed: int = 0,
-    step: int = 0,
+    key: tuple[int, int] = (0, 0),
     losses: np.ndarray | None = None,
 ) -> np.ndarray:
     """Select up to ``group_size`` records of each user, without replacement.
@@ -173,7 +171,7 @@ def select(
             tokens), "highest-perplexity" or "lowest-perplexity" (by ``losses``). All but
             "random" choose the same records at every step. ("chunk" takes no whole records:
             :meth:`TokenStore.random_chunks`.)
-        seed, step: key of the random choices.
+        key: seed and step of the random choices.
         losses: (R,) mean loss per token of each record under the *initial* model.
 
     Returns:
@@ -190,7 +188,7 @@ def select(
     row = np.repeat(np.arange(len(users)), count)
     position = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
     record = begins[row] + position
-    tie = uniform_hash(seed, step, users[row], position)
+    tie = uniform_hash(*key, users[row], position)
     if rule == "random":
         order = np.lexsort((tie, row))
     else:

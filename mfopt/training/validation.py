@@ -119,7 +119,7 @@ def validation_of(
     accounted = mechanism(len(steps), guarantee.adjacency)
     solved = account_of(accounted, epsilon=guarantee.epsilon, delta=guarantee.delta)
     users, count = np.arange(store.num_users), config.records_per_user
-    records = select(store, users, count, seed=secret.seed("validation"))
+    records = select(store, users, count, key=(secret.seed("validation"), 0))
     bound, multiplier = config.validation_bound, solved.noise_multiplier
     return Validation(steps, bound, multiplier, store, records, secret)
 

@@ -141,116 +141,77 @@ def softmax() -> Task:
     return Task(len(x), 650, lambda rng: np.zeros(650, np.float32), clipped_sum, loss, grid)
 
 
-def mlp(hidden: int = 32) -> Task:
-    """A network 64-32-10 with tanh on the digits, 2,410 parameters; clipping in closed form."""
-    (x, y), (test_x, test_y) = digits()
-    targets, squares = np.eye(10, dtype=np.float32)[y], (x**2).sum(axis=1)
-    cut = 65 * hidden
-    total = cut + (hidden + 1) * 10
+def _network(
+    patches_of: Callable[[np.ndarray], np.ndarray], channels: int, grid: dict[str, int]
+) -> Task:
+    """The same linear map with tanh of each patch of an image, then a linear layer.
 
-    def layers(parameters):
-        lanes = len(parameters)
-        inner = parameters[:, :cut].reshape(lanes, 65, hidden)
-        return inner, parameters[:, cut:].reshape(lanes, hidden + 1, 10)
-
-    def forward(parameters, batch):
-        inner, outer = layers(parameters)
-        activations = jnp.tanh(jnp.einsum("bi,lih->lbh", batch, inner))
-        return activations, outer, activations @ outer[:, :-1] + outer[:, -1:]
-
-    def clipped_sum(parameters, indices, weights):
-        batch = jnp.asarray(x)[indices]
-        activations, outer, logits = forward(parameters, batch)
-        residuals = jax.nn.softmax(logits) - jnp.asarray(targets)[indices]
-        back = (residuals @ outer[:, :-1].transpose(0, 2, 1)) * (1 - activations**2)
-        norms = jnp.sum(back**2, axis=2) * jnp.asarray(squares)[indices]
-        norms += jnp.sum(residuals**2, axis=2) * (1 + jnp.sum(activations**2, axis=2))
-        factors = _clip(norms, weights)[:, :, None]
-        residuals *= factors
-        sums = (
-            jnp.einsum("bi,lbh->lih", batch, back * factors),
-            activations.transpose(0, 2, 1) @ residuals,
-            residuals.sum(axis=1),
-        )
-        return jnp.concatenate([part.reshape(len(parameters), -1) for part in sums], axis=1)
-
-    def start(rng):
-        flat = np.zeros(total, np.float32)
-        flat[: 64 * hidden] = rng.standard_normal(64 * hidden) / 8
-        flat[cut : cut + hidden * 10] = rng.standard_normal(hidden * 10) / np.sqrt(hidden)
-        return flat
-
-    grid = {"sgd": 3, "momentum": -3, "adam": -9}
-    return Task(
-        len(x),
-        total,
-        start,
-        clipped_sum,
-        lambda parameters: _cross_entropy(forward(parameters, test_x)[2], test_y),
-        grid,
-    )
-
-
-def cnn(channels: int = 16) -> Task:
-    """A convolution 3 × 3 with stride 2 and tanh, then a linear layer, on the digits.
-
-    With 16 channels 2,730 parameters; per-example gradients of the convolution are formed.
+    ``patches_of``: images (B, 65) -> (B, patches, inputs), a constant last. Norms are those of the
+    products of patches, so that no gradient of an example is formed.
     """
     (x, y), (test_x, test_y) = digits()
-    targets = np.eye(10, dtype=np.float32)[y]
-    cut, features = 10 * channels, 16 * channels
-    total = cut + (features + 1) * 10
-
-    def patches(images):
-        """The 16 patches of each image with a constant, shape (images, 16, 10)."""
-        padded = np.pad(images[:, :64].reshape(-1, 8, 8), ((0, 0), (1, 1), (1, 1)))
-        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
-        flat = windows[:, ::2, ::2].reshape(len(images), 16, 9)
-        return np.pad(flat, ((0, 0), (0, 0), (0, 1)), constant_values=1)
+    train, test, targets = patches_of(x), patches_of(test_x), np.eye(10, dtype=np.float32)[y]
+    products = np.einsum("bpi,bqi->bpq", train, train)
+    _, count, inputs = train.shape
+    cut, features = inputs * channels, count * channels
 
     def forward(parameters, batch):
         lanes = len(parameters)
-        kernels = parameters[:, :cut].reshape(lanes, 10, channels)
+        inner = parameters[:, :cut].reshape(lanes, inputs, channels)
         outer = parameters[:, cut:].reshape(lanes, features + 1, 10)
-        activations = jnp.tanh(jnp.einsum("bpi,lic->lbpc", batch, kernels))
+        activations = jnp.tanh(jnp.einsum("bpi,lic->lbpc", batch, inner))
         flat = activations.reshape(lanes, len(batch), features)
         return flat, outer, flat @ outer[:, :-1] + outer[:, -1:]
-
-    train, test = patches(x), patches(test_x)
 
     def clipped_sum(parameters, indices, weights):
         batch = jnp.asarray(train)[indices]
         flat, outer, logits = forward(parameters, batch)
         residuals = jax.nn.softmax(logits) - jnp.asarray(targets)[indices]
         back = (residuals @ outer[:, :-1].transpose(0, 2, 1)) * (1 - flat**2)
-        back = back.reshape(*back.shape[:2], 16, channels)
-        kernels = jnp.einsum("bpi,lbpc->lbic", batch, back)
-        norms = jnp.sum(kernels**2, axis=(2, 3))
+        back = back.reshape(*back.shape[:2], count, channels)
+        norms = jnp.einsum("bpq,lbpc,lbqc->lb", jnp.asarray(products)[indices], back, back)
         norms += jnp.sum(residuals**2, axis=2) * (1 + jnp.sum(flat**2, axis=2))
-        factors = _clip(norms, weights)
-        residuals *= factors[:, :, None]
+        factors = _clip(norms, weights)[:, :, None]
+        residuals *= factors
         sums = (
-            jnp.einsum("lb,lbic->lic", factors, kernels),
+            jnp.einsum("bpi,lbpc->lic", batch, back * factors[..., None]),
             flat.transpose(0, 2, 1) @ residuals,
             residuals.sum(axis=1),
         )
         return jnp.concatenate([part.reshape(len(parameters), -1) for part in sums], axis=1)
 
     def start(rng):
-        flat = np.zeros(total, np.float32)
-        flat[: 9 * channels] = rng.standard_normal(9 * channels) / 3
-        flat[cut : cut + features * 10] = rng.standard_normal(features * 10) / np.sqrt(features)
+        flat, free = np.zeros(cut + (features + 1) * 10, np.float32), cut - channels
+        flat[:free] = rng.standard_normal(free) / np.sqrt(inputs - 1)
+        flat[cut:-10] = rng.standard_normal(features * 10) / np.sqrt(features)
         return flat
 
-    grid = {"sgd": 0, "momentum": -6, "adam": -10}
     return Task(
         len(x),
-        total,
+        cut + (features + 1) * 10,
         start,
         clipped_sum,
         lambda parameters: _cross_entropy(forward(parameters, test)[2], test_y),
         grid,
     )
+
+
+def mlp() -> Task:
+    """A network 64-32-10 with tanh on the digits, 2,410 parameters."""
+    return _network(lambda x: x[:, None], 32, {"sgd": 3, "momentum": -3, "adam": -9})
+
+
+def _patches(images: np.ndarray) -> np.ndarray:
+    """The 16 patches 3 × 3, with stride 2, of each image with a constant, shape (B, 16, 10)."""
+    padded = np.pad(images[:, :64].reshape(-1, 8, 8), ((0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
+    flat = windows[:, ::2, ::2].reshape(len(images), 16, 9)
+    return np.pad(flat, ((0, 0), (0, 0), (0, 1)), constant_values=1)
+
+
+def cnn() -> Task:
+    """A convolution 3 × 3 of 16 channels with stride 2 and tanh, then a linear layer; 2,730."""
+    return _network(_patches, 16, {"sgd": 0, "momentum": -6, "adam": -10})
 
 
 def least_squares(dimensions: int = 128, population: int = 2048) -> Task:

@@ -135,7 +135,3 @@ def random_accounts(options: Options) -> tuple[dict[str, Any], int]:
 
 if __name__ == "__main__":
     raise SystemExit(main())
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

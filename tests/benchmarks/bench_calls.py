@@ -109,7 +109,7 @@ bench = Bench(
     count=(1500, "Calls to generate."),
     seed=(0, "Pin the randomness."),
     seconds=(10.0, "Time before a call is stopped."),
-    gib=(12.0, "Memory that a call may need: `noise` fills what is free.", "--memory"),
+    gib=(12.0, "Memory that a call may need: `noise` fills what is free."),
     only=("", "Only calls of commands that start with this."),
     worker=(False, "Make the calls that standard input holds."),
 )

@@ -72,10 +72,10 @@ Setting = dict[str, Any]
 bench = Bench(
     __file__,
     __doc__,
-    count=(200, "How many settings.", "--settings"),
+    count=(200, "How many settings."),
     first=(0, "Number of the first."),
     seed=(0, "Pin the randomness."),
-    compare_every=(10, "Ask dp_accounting every so often; 0: never.", "--compare"),
+    compare_every=(10, "Ask dp_accounting every so often; 0: never."),
     log=(None, "Lines of JSON to go on with.", Path),
     again=(False, "Examine again what the log has with something wrong."),
     minutes=(math.inf, "Begin no setting after so many minutes."),

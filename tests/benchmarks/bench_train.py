@@ -13,6 +13,7 @@ other load on the machine spoils ratios as little as it can, else of time. Chua 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Iterator
@@ -38,7 +39,7 @@ bench = Bench(
     vocab_size=(2048, "Entries of the tokenizer."),
     length=(64, "Tokens of a record."),
     users=(53, "Users in a step."),
-    records_per_user=(4, "Records of a user, G.", "--records"),
+    records_per_user=(4, "Records of a user, G."),
     microbatch=(1, "Users per gradient call."),
     lora_rank=(0, "Train adapters of this rank; 0: all parameters."),
     compute_dtype=("float32", "Dtype of the forward and backward pass."),
@@ -67,12 +68,10 @@ def _steps(name: str, size: str, options: Options) -> Iterator[float]:
     from mfopt.training.models.huggingface import gpt2_model
     from mfopt.training.units import RecordUnits, UserUnits
 
-    config = gpt2_config(
-        vocab_size=options.vocab_size,
-        n_positions=options.length,
+    config = dataclasses.replace(
+        gpt2_config(vocab_size=options.vocab_size, n_positions=options.length, **SIZES[size]),
         compute_dtype=options.compute_dtype,
         remat=options.remat,
-        **SIZES[size],
     )
     lora = LoRAConfig(options.lora_rank) if options.lora_rank else None
     model = gpt2_model(config, lora=lora)

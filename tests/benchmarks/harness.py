@@ -95,9 +95,9 @@ class Bench:
     Args:
       file: its path; the name follows from it.
       doc: its module's docstring, shown by --help.
-      options: name -> (default, help, more). The type follows from the default: whole numbers may
-        be written 1e6, a list is one word with commas, False is a flag. ``more`` are older names
-        (which begin with -- and go on working, unseen) or what reads a word.
+      options: name -> (default, help, what reads a word). Without the last the type follows from
+        the default: whole numbers may be written 1e6, a list is one word with commas, False is a
+        flag.
     """
 
     def __init__(self, file: str, doc: str | None, **options: tuple[Any, ...]) -> None:
@@ -116,22 +116,16 @@ class Bench:
             prog=f"python tests/benchmarks/{self.script}",
             description=self._doc,
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
         )
-        for name, (default, text, *extra) in self._options.items():
-            options: dict[str, Any] = {
-                "default": default,
-                "type": next(filter(callable, extra), None),
-            }
-            if options["type"] is None and default is False:
+        for name, (default, text, *reader) in self._options.items():
+            example = default[0] if isinstance(default, list) else default
+            kind: Any = {int: count}.get(type(example), type(example))
+            kind = listed(kind) if default is not example else kind
+            options = {"default": default, "type": next(iter(reader), kind)}
+            if default is False:
                 options = {"action": "store_true"}
-            elif options["type"] is None:
-                example = default[0] if isinstance(default, list) else default
-                kind: Any = {int: count}.get(type(example), type(example))
-                options["type"] = listed(kind) if default is not example else kind
-            action = words.add_argument(f"--{name.replace('_', '-')}", help=text, **options)
-            hidden = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS, "dest": action.dest}
-            for older in filter(lambda entry: isinstance(entry, str), extra):
-                words.add_argument(older, **{**options, **hidden})
+            words.add_argument(f"--{name.replace('_', '-')}", help=text, **options)
         words.add_argument("--out", type=Path, help="JSON file to write, replacing what is there.")
         return words
 

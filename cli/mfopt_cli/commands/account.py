@@ -463,16 +463,15 @@ def run(arguments: SimpleNamespace) -> None:
     protected = {name: getattr(arguments, name) for name in ("group_size", *answers.STATEMENT)}
     if not options.typed("privacy_unit"):
         protected["privacy_unit"] = _unit_of_files(arguments.phases) or arguments.privacy_unit
-    phases = [Phase(*_phase(text, protected)) for text in arguments.phases]
+    phases = [_phase(text, protected) for text in arguments.phases]
     question: Any = {
         name: getattr(arguments, name) for name in ("epsilon", "delta", "points")
     } | effort
-    accounted: Any = (phases,)
-    if len(phases) == 1:  # one mechanism has its own account, for groups too
-        accounted = phases[0].mechanism, phases[0].noise_multiplier
+    # one mechanism has its own account, for groups too
+    accounted: Any = phases[0] if len(phases) == 1 else ([Phase(*phase) for phase in phases],)
     ends = [0]
-    for phase in phases:
-        ends.append(ends[-1] + phase.mechanism.iterations)
+    for mechanism, _ in phases:
+        ends.append(ends[-1] + mechanism.iterations)
     rows: list[Row] = []
     with Live(not arguments.quiet and not arguments.as_json) as live:
         live(Progress("run", 0, ends[-1], "iterations"))

@@ -37,8 +37,8 @@ _WHY = {
     "accounted for. --loader own has less error",
     "shuffled": "the order is shuffled once, before, and kept in all epochs: nothing is amplified. "
     "--loader own has less error",
-    "federated": "who takes part is decided by devices: any two rounds of one are at least "
-    "--separation apart, and nothing is amplified",
+    "federated": "who takes part is decided by devices: one takes part in at most "
+    "{max_participations} rounds, any two at least {separation} apart, and nothing is amplified",
 }
 _QUESTIONS = {
     "units": "Number of protected units (people, or examples)",
@@ -218,11 +218,16 @@ def _ask(arguments: SimpleNamespace) -> None:
 
 
 def _choose(arguments: SimpleNamespace) -> _LoaderPlan:
+    from mfopt.sampling.base import MOST_ITERATIONS
+
     units = _check.integer("units", arguments.units)
     iters = arguments.iters
     if iters is None:
         batch = arguments.batch_size or min(_BATCH, units)
         iters = max(1, round(units / _check.integer("batch_size", batch, at_most=units)))
+        if iters * arguments.epochs > MOST_ITERATIONS:
+            rule = f"are {iters:,} batches of {batch} in an epoch, more than can be numbered"
+            raise _check.reject("units", units, rule, "Give a larger `batch_size`.")
     _check.integer("memory", arguments.memory, at_least=0)
     federated = arguments.loader == "federated"
     for name, option_name in _NOT_FEDERATED.items():
@@ -254,7 +259,11 @@ def _choose(arguments: SimpleNamespace) -> _LoaderPlan:
     loop = loop.replace("cohort=10", f"cohort={round(units / iters)}")
     loop = _HEADING.format(unit=unit, units=units) + loop
     command += ["--force"] if arguments.force else []
-    return _LoaderPlan(command, delta, unit, _WHY[arguments.loader], loop)
+    limits = {
+        "max_participations": arguments.max_participations or arguments.epochs,
+        "separation": arguments.separation or iters,
+    }
+    return _LoaderPlan(command, delta, unit, _WHY[arguments.loader].format(**limits), loop)
 
 
 def power_below(units: int) -> float:

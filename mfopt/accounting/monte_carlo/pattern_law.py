@@ -146,7 +146,7 @@ class PatternLaw(SampledLaw):
         n, most = self.scheme.iterations, self.scheme.most_bands
         bands = strategy.most_bands(n)
         if most is not None and bands == n > most:  # no number of bands was asked for
-            rule = f"its C is not banded, and {self.limit[0]} ({most})"
+            rule = f"its C is not banded, and {self.limit[0]}"
             way_out = "Use a banded C (banded-toeplitz), or balls-in-bins."
             kind = getattr(strategy, "base", strategy).kind
             raise _check.reject("strategy", kind, rule, way_out)

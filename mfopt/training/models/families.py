@@ -580,9 +580,6 @@ def gpt2_config(
     n_layer: int = 12,
     n_head: int = 12,
     n_inner: int | None = None,
-    *,
-    compute_dtype: str = "float32",
-    remat: bool = False,
 ) -> DecoderConfig:
     """Shape of a GPT-2 by the names of its ``config.json``; the defaults are GPT-2 small.
 
@@ -593,7 +590,6 @@ def gpt2_config(
       n_layer: number of blocks.
       n_head: heads of attention in each block.
       n_inner: width of the hidden layer of each block; 4 * ``n_embd`` if None.
-      compute_dtype, remat: as in :class:`DecoderConfig`.
 
     >>> gpt2_config(n_embd=1600, n_layer=48, n_head=25).num_params
     1557611200
@@ -606,5 +602,4 @@ def gpt2_config(
     if vocab_size <= _GPT2_END:
         # Loaders fall back to GPT-2's own end token, which this vocabulary does not have.
         settings |= {"bos_token_id": None, "eos_token_id": None}
-    config = DecoderConfig.read(settings)
-    return dataclasses.replace(config, compute_dtype=compute_dtype, remat=remat)
+    return DecoderConfig.read(settings)
