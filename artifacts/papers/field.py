@@ -289,9 +289,12 @@ def tuned(
     tried = dict(kept)
     while True:
         wanted = {start(name, axes, setting.bins, epsilon)}
+        if name == PARTITION_FAMILY and 2 * START[epsilon] >= 128:
+            # the most that there are: a bound on the way may be above both ends
+            wanted.add((axes[0][-1], 1))
         if tried:
             bests = [lowest(tried, error) for error in ERRORS]
-            wanted = {size for best in bests for size in neighbours(best, axes)}
+            wanted |= {size for best in bests for size in neighbours(best, axes)}
         cells = {
             size: made
             for size in sorted(wanted - tried.keys())
