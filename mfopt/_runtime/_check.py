@@ -12,10 +12,12 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import Any, SupportsFloat, TypeVar
 
 from mfopt.errors import FailureError as FailureError
 from mfopt.errors import UsageError as UsageError
+
+T = TypeVar("T")
 
 LEAST = 1e-300
 LARGEST_EPSILON = 1e6
@@ -55,7 +57,7 @@ def renamed_arguments(names: Mapping[str, str]) -> Iterator[None]:
         raise reject(typed, problem.value, problem.rule, problem.way_out) from None
 
 
-def optional(check: Callable[..., Any], name: str, value: Any, **limits: Any) -> Any:
+def optional(check: Callable[..., T], name: str, value: object, **limits: object) -> T | None:
     """None, or ``value`` as ``check`` gives it."""
     return None if value is None else check(name, value, **limits)
 
@@ -70,7 +72,7 @@ def printable(text: str) -> str:
     )
 
 
-def kind(name: str, value: Any, expected: type, way_out: str = "") -> Any:
+def kind(name: str, value: object, expected: type, way_out: str = "") -> Any:
     """``value``, an instance of ``expected``."""
     if not isinstance(value, expected):
         raise reject(name, type(value).__name__, f"must be of class {expected.__name__}", way_out)
@@ -222,7 +224,7 @@ def pinned(name: str, value: object) -> int:
     return integer(name, value, at_least=0, at_most=2**64 - 1)
 
 
-def shortened(number: int) -> int:
+def shortened(number: float) -> float:
     """A number for a message: rounded where nobody wants to read its digits."""
     return number if abs(number) < 10**20 else _Rounded(number)
 
