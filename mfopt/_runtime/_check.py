@@ -12,12 +12,11 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, SupportsFloat, TypeVar
+from typing import Any, SupportsFloat
 
+from mfopt._runtime._types import T
 from mfopt.errors import FailureError as FailureError
 from mfopt.errors import UsageError as UsageError
-
-T = TypeVar("T")
 
 LEAST = 1e-300
 LARGEST_EPSILON = 1e6

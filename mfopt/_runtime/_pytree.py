@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TypeVar
 
 import jax
 
-T = TypeVar("T")
+from mfopt._runtime._types import T
 
 STATIC = {"static": True}  # metadata of a field that is part of the structure
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,9 @@ from jax import lax
 
 from mfopt._runtime import _quick
 from mfopt._runtime._arrays import Array, Step
+from mfopt._runtime._types import T
 from mfopt.noise.recursions import Modal, Recursion, Ring, Rows
 
-T = TypeVar("T")
 Buffer: TypeAlias = jax.Array | None  # what a recursion keeps, of every slot
 Draw = Callable[[Step], jax.Array]  # step -> white noise
 

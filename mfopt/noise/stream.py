@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from mfopt import words
 from mfopt._runtime import _check
 from mfopt._runtime._arrays import Array, Step
 from mfopt._runtime._float64 import pinned
-from mfopt._runtime._types import JsonObject, PyTree
+from mfopt._runtime._types import JsonObject, PyTree, T
 from mfopt.guarantee import require_guarantee
 from mfopt.mechanism import release_digest
 from mfopt.noise import _draws, _kernels, _keys, ledger, secure, uses
@@ -27,8 +27,6 @@ from mfopt.noise.packing import LeafGroup, Packing, SingleLeaf, grouped
 from mfopt.noise.state import Layout, NoiseState, buffer_sharding, check_arrays, mark, parts_of
 from mfopt.sampling import Scheme, require
 from mfopt.strategies import Strategy
-
-T = TypeVar("T")
 
 # of a sum of gradients, before noise is added to it
 TOO_NARROW = (
