@@ -51,8 +51,6 @@ def renamed_arguments(names: Mapping[str, str]) -> Iterator[None]:
             raise
         parts = [part.strip() for part in problem.argument.split(",")]
         typed = ", ".join(names.get(part, part) for part in parts)
-        if typed == problem.argument:
-            raise
         raise reject(typed, problem.value, problem.rule, problem.way_out) from None
 
 
@@ -99,15 +97,15 @@ def path(name: str, value: object) -> Path:
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str):
         raise reject(name, type(value).__name__, "must be a path: a str or pathlib.Path")
-    if not text.strip():
-        raise reject(name, text, "is empty", "Give the path of a file or folder.")
+    if not text.strip() or "\0" in text:
+        raise reject(name, text, "is empty or has a null character", "Give a path.")
     return Path(text)
 
 
 def file(name: str, value: object) -> Path:
     """``value`` as a path where there is a file."""
     checked = path(name, value)
-    if not checked.is_file():
+    if not os.path.isfile(checked):  # false for a name that is too long, too
         raise reject(name, str(checked), "is not a file")
     return checked
 

@@ -122,10 +122,9 @@ class Verification:
 
 def read(path: str | Path) -> dict[str, Any]:
     """A privacy report from its file; refused if of a version that this mfopt does not read."""
-    if Path(path).exists():
-        _check.file("report", path)  # a device may have no end
+    path = _check.file("report", path)  # a device may have no end
     try:
-        facts = json.loads(Path(path).read_text(encoding="utf-8"))
+        facts = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as problem:
         why = problem.strerror if isinstance(problem, OSError) else "it is not JSON"
         way_out = "Give the privacy report of a run; `mfopt certify` proves a factorization file."
