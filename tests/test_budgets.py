@@ -31,7 +31,7 @@ NODES = {
     "mfopt/strategies": 15_882,
     "mfopt/testing": 9_722,
     "mfopt/torch": 19_481,
-    "mfopt/training": 68_700,
+    "mfopt/training": 68_850,
     "cli": 29_278,
     "tests": 304_764,
 }
