@@ -1,4 +1,5 @@
-"""Hooks of MkDocs: copies of files of the tree that pages link to, and a page of all options."""
+"""Hooks of MkDocs: copies of files of the tree that pages link to, a page of all options, and
+their names in one piece."""
 
 import inspect
 import os
@@ -65,3 +66,12 @@ def on_page_markdown(markdown, page, config, files):
         name = path + ".txt" if path.endswith((".md", ".py")) else path
         markdown = markdown.replace(f"]({link}", f"]({up}tree/{name}")
     return markdown
+
+
+def on_page_content(html, page, config, files):
+    """Keep names of options whole: a line could end behind their hyphens."""
+
+    def whole(match):
+        return re.sub(r"--\w[\w-]*", r'<span class="option">\g<0></span>', match[0])
+
+    return re.sub(r"<code>[^<]+</code>", whole, html)

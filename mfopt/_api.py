@@ -267,12 +267,10 @@ def account(
         )
 
 
-def _checked(factorization: object, progress: object, command: object) -> Factorization:
-    """The factorization, where all three have their types."""
-    _require_calls(progress, command)
-    way_out = "mfopt.load reads one from a file."
-    checked: Factorization = _check.kind("factorization", factorization, Factorization, way_out)
-    return checked
+def _require_types(factorization: object, effort: object) -> None:
+    """Refuse a factorization, or an effort, of another type."""
+    _check.kind("factorization", factorization, Factorization, "mfopt.load reads one.")
+    _check.kind("effort", effort, Effort)
 
 
 def certify(
@@ -304,7 +302,8 @@ def certify(
     >>> certify(made, epsilon=2.5).guarantee.epsilon
     2.5
     """
-    factorization = _checked(factorization, progress, command)
+    _require_calls(progress, command)
+    _require_types(factorization, effort)
     stated, sigma = factorization.guarantee, factorization.noise_multiplier
     with _check.renamed_arguments(_PROOF_NAMES):
         goal = Target(
@@ -359,7 +358,8 @@ def calibrate(
     >>> calibrate(made, epsilon=1.0).noise_multiplier > made.noise_multiplier
     True
     """
-    factorization = _checked(factorization, progress, command)
+    _require_calls(progress, command)
+    _require_types(factorization, effort)
     unit = factorization.guarantee.privacy_unit
     with _check.renamed_arguments(_PROOF_NAMES):
         target = Target(epsilon, delta, unit, effort.samples, effort.seed, effort.certificate)

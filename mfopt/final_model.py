@@ -98,6 +98,8 @@ def directions(schedules: Sequence[Schedule], n: int) -> np.ndarray:
       schedules: for each of which the final model counts.
       n: iterations.
     """
+    if not (isinstance(schedules, Sequence) and schedules):
+        raise _check.reject("schedules", schedules, "must be a sequence of some schedules")
     parts = [_directions(schedule, n) for schedule in schedules]
     return np.concatenate([part / np.linalg.norm(part) for part in parts]) / np.sqrt(len(parts))
 

@@ -207,10 +207,9 @@ def linear_cooldown(n: int, start: int, stop: int, final: float) -> np.ndarray:
       stop: step at which the rate has reached ``final``.
       final: last rate.
     """
-    _check.integer("cooldown start", start, at_least=0)
-    _check.positive("final learning rate", final)
-    if stop <= start:
-        raise _check.reject("cooldown stop", stop, f"must be after its start {start}")
+    start = _check.integer("start", start, at_least=0)
+    stop = _check.integer("stop", stop, at_least=start + 1)
+    final = _check.positive("final", final)
     return np.interp(np.arange(_check.integer("n", n)), [start, stop], [1.0, final])
 
 

@@ -59,6 +59,14 @@ def test_delta_asked_again_at_an_epsilon_is_no_larger(sigma, delta):
     assert profile.log_delta(epsilon * (1 - 2e-5)) > math.log(delta)  # and not far below
 
 
+def test_an_epsilon_of_a_grid_that_is_worse_than_that_of_its_delta_is_lowered(monkeypatch):
+    profile = RoundsProfile(Mixture.binomial(1, 1 / 8), 24, 2.0)
+    epsilon, on_a_grid = profile.epsilon(1e-6), RoundsProfile._epsilon
+    rough = lambda *question: (1.0001 * epsilon, on_a_grid(*question)[1])  # noqa: E731
+    monkeypatch.setattr(RoundsProfile, "_epsilon", rough)
+    assert profile.epsilon(1e-6) <= epsilon * (1 + 2e-5)
+
+
 def test_deep_tail_against_exact_convolution():
     """Two rounds of a two-point pair, summed by hand, far below what float sums resolve."""
     step, heavy = 0.5, 1e-120
@@ -202,16 +210,18 @@ def test_the_larger_direction_is_the_answer_whichever_it_is(monkeypatch):
     values = {"remove": -9.0, "add": -7.0}
     item = Mixture.binomial(1, 0.1).discretize(1.0, 0.01, Resolution(0.01, -60.0))
     part = Composition(((item, 10),))
-    for name, sign in (("_log_delta", 1), ("_epsilon", -1)):
-        fake = lambda self, at, direction, s=sign: (s * values[direction], part)  # noqa: E731
+    # log δ of each direction at ε, and ε at log δ
+    for name in ("_log_delta", "_epsilon"):
+        fake = lambda self, at, direction: (values[direction] + 1 - at, part)  # noqa: E731
         monkeypatch.setattr(RoundsProfile, name, fake)
     profile = RoundsProfile(Mixture.binomial(1, 0.5), 10, 0.5)
     for shown in (False, True):  # by Chernoff's bound alone
         monkeypatch.setattr(loss_distribution.rounds, "_no_larger", lambda *_, shown=shown: shown)
         values.update(remove=-9.0, add=-7.0)
         assert profile.log_delta(1.0) == (-9.0 if shown else -7.0)
-        values.update(remove=-1.5, add=-1.9)
-        assert profile.epsilon(0.3) == (1.5 if shown else 1.9)
+        values.update(remove=-1.5, add=-1.1)
+        epsilon = profile.epsilon(math.exp(-1.2))
+        assert epsilon == pytest.approx(0.7 if shown else 1.1, rel=2e-5)
         values.update(remove=-1.9, add=-2.5)
         assert profile.log_delta(1.0) == -1.9
 

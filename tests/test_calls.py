@@ -61,7 +61,7 @@ def test_what_was_once_a_traceback_is_bad_usage_in_one_line(line, places):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("train FILE --data MISSING --out NEW", "--data MISSING: holds no token store"),
+        ("train FILE --data MISSING --out NEW", "--data MISSING: does not exist"),
         ("audit FOLDER", "RUN FOLDER: holds no config.toml"),
         ("optimize --epochs 2 --iters 4 --eps 2 --out FOLDER", "--out FOLDER: must end in"),
         ("certify FILE --out FOLDER", "--out FOLDER: must end in"),

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import operator
+import os
 import random
 import sys
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from mfopt_cli.main import cli
 
 import mfopt
 from mfopt import _api, errors
+from mfopt._runtime import _files
 from mfopt.accounting import Effort
 from mfopt.factorization import proofs
 from mfopt.optimize import Search, closed_form, kinds, pipeline
@@ -232,6 +234,21 @@ def test_hostile_arguments_are_refused_by_the_name_that_was_typed(factorization,
     assert outcomes["refused"] > 500 and outcomes["taken"] > 25
 
 
+def test_an_argument_of_another_kind_is_refused(factorization):
+    with pytest.raises(errors.UsageError, match="effort = 'int'"):
+        mfopt.certify(factorization, effort=-1)
+    with pytest.raises(errors.UsageError, match=r"path = 'a+': is not a file"):
+        mfopt.load("a" * 300)
+
+
+def test_no_file_takes_the_place_of_a_device(factorization, tmp_path):
+    os.mkfifo(pipe := tmp_path / "pipe.npz")
+    with pytest.raises(errors.UsageError, match="is a directory or a device"):
+        factorization.save(pipe, force=True)
+    with pytest.raises(FileExistsError):
+        _files.write(pipe, "", force=True)
+
+
 def test_numbers_of_numpy_are_taken_and_can_be_saved(tmp_path):
     by_numpy = mfopt.factorize(
         epochs=np.int64(2),
@@ -247,7 +264,6 @@ def test_numbers_of_numpy_are_taken_and_can_be_saved(tmp_path):
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /dev/full")
 def test_a_full_output_says_what_is_complete(unbuffered, tmp_path):
-    import os
     import subprocess
 
     line = "optimize --epochs 2 --iters 4 --eps 2 --sampling poisson --out made.npz --json"

@@ -17,7 +17,7 @@ from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream, _draws
 from mfopt.sampling.sampler import pad
 from mfopt.strategies import BLT, Identity
-from mfopt.training import clipping, executed, ghost, loop, recovered, units
+from mfopt.training import clipping, executed, loop, recovered, units
 from mfopt.training.batching import Batch, Sampler
 from mfopt.training.clipping import Clipping
 from mfopt.training.config import TrainConfig
@@ -169,9 +169,9 @@ def normalized_by_the_batch_drawn(right, trainer, state, stop=None):
 # --- clipping ------------------------------------------------------------------------------
 
 
-@in_place_of(ghost, "square")
-def ghost_norms_too_small(right, found):
-    return 1e-4 * right(found)
+@in_place_of(clipping, "sum_of_squares")
+def norms_too_small(right, leaf):
+    return 1e-4 * right(leaf)
 
 
 def in_shape(shape):
@@ -231,10 +231,6 @@ def bound_too_large(right, bound, squares):
 
 def rounding_forgotten(patch):
     patch.setattr(clipping, "_MARGIN", 1.0)
-
-
-def allowance_too_small(patch):
-    patch.setattr(ghost, "_SIGMAS", 4.0)
 
 
 @in_place_of(_draws, "chacha20")
@@ -343,7 +339,7 @@ UNITS = "units that were drawn, each once"
 PLANTED = {
     "noise state not advanced": (with_noise(kind=Stale), "noise of different steps", {}),
     "user's records clipped one by one": (in_shape((-1, 1)), SUMS, {}),
-    "ghost norms 100 times too small": (ghost_norms_too_small, SUMS, {}),
+    "norms 100 times too small": (norms_too_small, SUMS, {}),
     "key of zeros": (with_noise(kind=Known), "noise under another secret", {}),
     "drawn batch as normalizer": (
         normalized_by_the_batch_drawn,
@@ -381,7 +377,6 @@ PLANTED = {
     "margin for rounding left out": (
         rounding_forgotten, "contributions within the bound", {"microbatch": 1}
     ),
-    "less allowance for rounding": (allowance_too_small, "norms allow for rounding", {}),
     "another cipher": (another_cipher, "draws under a published key", {}),
     "a unit added twice": (kept(lambda drawn: np.append(drawn, drawn[:1])), UNITS, {}),
     "batch cut unsaid": (kept(lambda drawn: drawn[:-1]), UNITS, {}),

@@ -59,7 +59,7 @@ WIDTH, RANK = 64, 4
 
 
 def layered_model():
-    """An embedding and a matrix whose norms ghost clipping takes, an adapter and a bias."""
+    """An embedding, a matrix, an adapter and a bias."""
     rng = np.random.default_rng(0)
 
     def normal(*shape):

@@ -19,7 +19,6 @@ def main(arguments):
     from mfopt.training.batching import Sampler
     from mfopt.training.checkpoint import Checkpoints
     from mfopt.training.clipping import Clipping
-    from mfopt.training.gradients import microbatch_adder
     from mfopt.training.loop import Execution, Trainer
     from mfopt.training.models.families import gpt2_config
     from mfopt.training.models.huggingface import gpt2_model
@@ -40,8 +39,6 @@ def main(arguments):
     noise = NoiseStream(blt, iterations=4, noise_multiplier=0.5, clip_norm=0.1)
     execution = Execution(units, sampler, Clipping(0.1), noise, 5.0)
     trainer = Trainer(model, execution, optax.sgd(0.5, momentum=0.9), mesh=mesh)
-    if settings["per_unit"]:
-        trainer._adder = microbatch_adder(model, execution.clipping, per_unit=True)
     state, secret = trainer.init(np.arange(1, 9, dtype=np.uint32)), RunSecret.pinned(1)
     occupied, total = [0] * len(jax.devices()), 0
     for leaf in jax.tree.leaves((state.params, state.optimizer, state.noise)):

@@ -22,6 +22,7 @@ from mfopt_cli import display, sweeps
 from mfopt_cli.live import Live
 
 if TYPE_CHECKING:
+    from mfopt.experiments.plots import Curve, Panel
     from mfopt.mechanism import Mechanism
     from mfopt.sampling import Scheme
     from mfopt.strategies import Strategy
@@ -122,8 +123,8 @@ def answer(
         for row, point in zip(rows, points, strict=True)
     )
     if places.plot is not None:
-        drawn = _sweep_panel(rows, swept, title) if swept else _curve_panel(rows[0]["curve"], title)
-        _draw(places.plot, *drawn)
+        panel = _sweep_panel(rows, swept, title) if swept else _curve_panel(rows[0]["curve"], title)
+        _draw(places.plot, panel)
     facts = rows[0] if swept is None else {"swept": swept, "results": rows}
     facts = {**facts, "seconds": time.perf_counter() - started}
     tell(facts, lambda: print_answers(rows, swept, title), places)
@@ -283,15 +284,13 @@ def _status(row: Row) -> str:
     return said.get(row["status"], str(row["status"]))
 
 
-_Panel = tuple[list[Any], tuple[Any, ...]]  # lines of (label, x, y, look), and their axes
-
-
-def _sweep_panel(results: Sequence[Row], swept: str, title: str) -> _Panel:
+def _sweep_panel(results: Sequence[Row], swept: str, title: str) -> Panel:
     """What was solved for against the swept argument, one line per method."""
+    from mfopt.experiments.plots import Panel
+
     solved = [n for n in _ROUNDED_UP if n in results[0] and n != _FIELDS.get(swept)]
     varying = [n for n in solved if len({row[n] for row in results}) > 1]
     shown = varying[0] if varying else "epsilon"
-    name = _LABELS[shown]
     finite = [row for row in results if math.isfinite(row[shown])]
     methods: dict[str, list[Row]] = {}
     for row in finite:
@@ -299,16 +298,18 @@ def _sweep_panel(results: Sequence[Row], swept: str, title: str) -> _Panel:
     if len(methods) > 1:  # one answer for each point, by different methods: joined into one
         methods = {"all": finite} | methods
     logs = _spans(results, swept), _spans(finite, shown)
-    lines: list[Any] = [(name, *_columns(rows, swept, shown), {}) for name, rows in methods.items()]
-    return lines, (title, swept.replace("_", " "), name, *logs)
+    curves = [_line(name, rows, swept, shown) for name, rows in methods.items()]
+    return Panel(curves, title, swept.replace("_", " "), _LABELS[shown], *logs)
 
 
-def _curve_panel(curve: Row, title: str) -> _Panel:
+def _curve_panel(curve: Row, title: str) -> Panel:
     """The bound of the true positive rate against the false positive rate."""
+    from mfopt.experiments.plots import Curve, Panel
+
     rates = curve["false_positive_rates"]
-    bound = ("upper bound", rates, curve["true_positive_rates"], {"marker": ""})
-    guess = ("guessing", rates, rates, {"marker": "", "linestyle": "--"})
-    return [bound, guess], (title, "false positive rate", "true positive rate", True, True)
+    bound = Curve("upper bound", rates, curve["true_positive_rates"], look={"marker": ""})
+    guess = Curve("guessing", rates, rates, look={"marker": "", "linestyle": "--"})
+    return Panel([bound, guess], title, "false positive rate", "true positive rate", True, True)
 
 
 def draw_run(results: Sequence[Row], ends: Sequence[int], path: Path) -> None:
@@ -316,31 +317,33 @@ def draw_run(results: Sequence[Row], ends: Sequence[int], path: Path) -> None:
 
     ``ends``: 0, and the iterations done at the end of each phase.
     """
+    from mfopt.experiments.plots import Panel
+
     solved = "delta" if len({row["epsilon"] for row in results}) == 1 else "epsilon"
     fixed = "epsilon" if solved == "delta" else "delta"
     finite = [{"iterations": 0, solved: 0.0}]
     finite += [row for row in results if math.isfinite(row[solved])]
-    lines: list[Any] = []
+    curves: list[Curve] = []
     for number, (begun, ended) in enumerate(itertools.pairwise(ends), 1):
         start = [row for row in finite if row["iterations"] <= begun][-1:]
         part = start + [row for row in finite if begun < row["iterations"] <= ended]
         label = "the run" if len(ends) == 2 else f"phase {number}"
-        steps = {"drawstyle": "steps-pre"}  # a value is that of all iterations since the last
-        lines.append((label, *_columns(part, "iterations", solved), steps))
+        # a value is that of all iterations since the last
+        curves.append(_line(label, part, "iterations", solved, drawstyle="steps-pre"))
     title = f"{_LABELS[solved]} over the run at {_LABELS[fixed]} = {results[0][fixed]:g}"
-    _draw(path, lines, (title, "iterations done", _LABELS[solved], False, False))
+    _draw(path, Panel(curves, title, "iterations done", _LABELS[solved], False, False))
 
 
-def _columns(rows: Sequence[Row], *names: str) -> list[list[Any]]:
-    return [[row[name] for row in rows] for name in names]
+def _line(label: str, rows: Sequence[Row], x: str, y: str, **look: str) -> Curve:
+    from mfopt.experiments.plots import Curve
+
+    return Curve(label, [row[x] for row in rows], [row[y] for row in rows], look=look)
 
 
-def _draw(path: Path, lines: Sequence[Any], axes: tuple[Any, ...]) -> None:
-    """Draw lines of (label, x, y, look) to a file."""
+def _draw(path: Path, panel: Panel) -> None:
     from mfopt.experiments import plots
 
-    curves = [plots.Curve(label, x, y, look=look) for label, x, y, look in lines]
-    plots.write_figure(plots.draw([plots.Panel(curves, *axes)]), path)
+    plots.write_figure(plots.draw([panel]), path)
 
 
 def _spans(rows: Sequence[Row], name: str) -> bool:

@@ -49,8 +49,7 @@ def workload(arguments: SimpleNamespace, n: int) -> Workload:
             rates = workloads.linear_cooldown(n, int(start), int(stop), float(final))
         except ValueError as problem:
             if isinstance(problem, _check.UsageError):
-                part = (problem.argument or "").removeprefix("cooldown ")
-                rule = f"its {part} {problem.value!r} {problem.rule}"
+                rule = f"its {problem.argument} {problem.value!r} {problem.rule}"
                 raise _check.reject("cooldown", cooldown, rule) from None
             rule = "must be START:STOP:FINAL, for example 500:2000:0.05"
             raise _check.reject("cooldown", cooldown, rule) from None

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -25,6 +25,7 @@ from mfopt_cli import messages
 from mfopt_cli.option import WORDS
 from mfopt_cli.option import Option as Option
 
+N = TypeVar("N", int, float)
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -125,7 +126,9 @@ class Group(click.Group):
 
     command_class = Command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, with the nearest command in the message where there is none."""
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             similar = difflib.get_close_matches(args[0], self.list_commands(ctx), 1, 0.5)
@@ -162,11 +165,15 @@ class StrategyName(click.ParamType):  # type: ignore[type-arg]  # no runtime arg
     )
     # fmt: on
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> Any:
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
         """Kinds that begin so."""
         return [CompletionItem(name) for name in self.names if name.startswith(incomplete)]
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
         kind_names = self.names
         if value not in kind_names and (_plugins.installed() or "mfopt.optimize" in sys.modules):
             from mfopt.optimize import kinds
@@ -190,20 +197,22 @@ class Count(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
     name = "integer"
 
     def __init__(
-        self, maximum: int | None = None, rule: Callable[[str, Any], int] | None = None
+        self, maximum: int | None = None, rule: Callable[[str, int], int] | None = None
     ) -> None:
         self.most, self.rule = maximum, rule
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
         try:
             number = whole(value)
         except ValueError as problem:
             self.fail(f"{value!r} {problem}", param, ctx)
-        count = int(at_most(self.most, number, param))
+        count = at_most(self.most, number, param)
         return self.rule((param and param.name) or "value", count) if self.rule else count
 
 
-def at_most(maximum: int | None, number: Any, param: click.Parameter | None) -> Any:
+def at_most(maximum: int | None, number: N, param: click.Parameter | None) -> N:
     """``number``, unless it is above ``maximum``."""
     if maximum is not None and number > maximum:
         name = (param and param.name) or "value"
@@ -211,7 +220,7 @@ def at_most(maximum: int | None, number: Any, param: click.Parameter | None) -> 
     return number
 
 
-def whole(value: Any) -> int:
+def whole(value: object) -> int:
     """``value`` as an int: digits, or a number like 1e6 or 10M that is whole.
 
     A ValueError says what is wrong, to be put behind the value.
@@ -239,12 +248,12 @@ MOST_POINTS = 10**4  # of a table
 
 def command(
     name: str, kind: type[click.Command] = Command
-) -> Callable[[Callable[[Any], Any]], click.Command]:
+) -> Callable[[Callable[[SimpleNamespace], object]], click.Command]:
     """A command whose function is given all that was asked for as one namespace, by parameter."""
 
-    def decorate(function: Callable[[Any], Any]) -> click.Command:
+    def decorate(function: Callable[[SimpleNamespace], object]) -> click.Command:
         @functools.wraps(function)
-        def called(**values: Any) -> Any:
+        def called(**values: object) -> object:
             return function(SimpleNamespace(**values))
 
         return click.command(name=name, cls=kind)(called)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -28,7 +27,7 @@ class Sweep(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[Any, ...]:
+    ) -> tuple[float, ...]:
         if isinstance(value, tuple):
             return value
         if isinstance(value, int | float):
@@ -44,10 +43,10 @@ class Sweep(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
         except ValueError as problem:
             self.fail(f"{value!r}: {problem}", param, ctx)
 
-    def _number(self, text: str) -> Any:
+    def _number(self, text: str) -> float:
         return options.whole(text) if self.kind is int else float(text)
 
-    def _range(self, parts: list[str]) -> tuple[Any, ...]:
+    def _range(self, parts: list[str]) -> tuple[float, ...]:
         if len(parts) not in (2, 3):
             raise ValueError("a range is FIRST:LAST, FIRST:LAST:STEP or FIRST:LAST:xFACTOR")
         start, stop = self._number(parts[0]), self._number(parts[1])
@@ -75,7 +74,7 @@ class Sweep(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
 
 def option(
     name: str, kind: type[int] | type[float], text: str, maximum: int | None = None, **keywords: Any
-) -> Callable[..., Any]:
+) -> options.Decorator:
     """An option that may be swept.
 
     Args:
@@ -85,7 +84,9 @@ def option(
     return options.option(name, Sweep(kind, maximum), text, **keywords)
 
 
-def points(arguments: dict[str, tuple[Any, ...] | None]) -> tuple[str | None, list[dict[str, Any]]]:
+def points(
+    arguments: dict[str, tuple[float, ...] | None],
+) -> tuple[str | None, list[dict[str, Any]]]:
     """(name of the swept argument or None, one dictionary of plain values per point).
 
     Raises a usage error if more than one argument has several values.

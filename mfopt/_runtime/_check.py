@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, SupportsFloat
 
+from mfopt._runtime._types import T
 from mfopt.errors import FailureError as FailureError
 from mfopt.errors import UsageError as UsageError
 
@@ -50,12 +51,10 @@ def renamed_arguments(names: Mapping[str, str]) -> Iterator[None]:
             raise
         parts = [part.strip() for part in problem.argument.split(",")]
         typed = ", ".join(names.get(part, part) for part in parts)
-        if typed == problem.argument:
-            raise
         raise reject(typed, problem.value, problem.rule, problem.way_out) from None
 
 
-def optional(check: Callable[..., Any], name: str, value: Any, **limits: Any) -> Any:
+def optional(check: Callable[..., T], name: str, value: object, **limits: object) -> T | None:
     """None, or ``value`` as ``check`` gives it."""
     return None if value is None else check(name, value, **limits)
 
@@ -70,7 +69,7 @@ def printable(text: str) -> str:
     )
 
 
-def kind(name: str, value: Any, expected: type, way_out: str = "") -> Any:
+def kind(name: str, value: object, expected: type, way_out: str = "") -> Any:
     """``value``, an instance of ``expected``."""
     if not isinstance(value, expected):
         raise reject(name, type(value).__name__, f"must be of class {expected.__name__}", way_out)
@@ -98,15 +97,15 @@ def path(name: str, value: object) -> Path:
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str):
         raise reject(name, type(value).__name__, "must be a path: a str or pathlib.Path")
-    if not text.strip():
-        raise reject(name, text, "is empty", "Give the path of a file or folder.")
+    if not text.strip() or "\0" in text:
+        raise reject(name, text, "is empty or has a null character", "Give a path.")
     return Path(text)
 
 
 def file(name: str, value: object) -> Path:
     """``value`` as a path where there is a file."""
     checked = path(name, value)
-    if not checked.is_file():
+    if not os.path.isfile(checked):  # false for a name that is too long, too
         raise reject(name, str(checked), "is not a file")
     return checked
 
@@ -222,7 +221,7 @@ def pinned(name: str, value: object) -> int:
     return integer(name, value, at_least=0, at_most=2**64 - 1)
 
 
-def shortened(number: int) -> int:
+def shortened(number: float) -> float:
     """A number for a message: rounded where nobody wants to read its digits."""
     return number if abs(number) < 10**20 else _Rounded(number)
 

@@ -21,7 +21,7 @@ import tempfile
 import time
 import uuid
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -164,7 +164,7 @@ def check_output(
     *,
     force: bool,
     name: str = "path",
-    suffixes: Iterable[str] = (),
+    suffixes: Sequence[str] = (),
     folder: bool = False,
 ) -> Path:
     """Refuse now, rather than after the work, what could not be written; sweep what is around it.
@@ -177,13 +177,13 @@ def check_output(
     Raises:
       UsageError: wrong ending, exists (without ``force``), or cannot be written.
     """
-    path, allowed = _check.path(name, path), tuple(suffixes)
+    path = _check.path(name, path)
     if not path.name:
         raise _check.reject(name, str(path), "is not the name of a file")
-    if allowed and path.suffix.lower() not in allowed:
-        raise _check.reject(name, str(path), f"must end in {' or '.join(allowed)}")
-    if path.is_dir() and not folder:
-        raise _check.reject(name, str(path), "is a directory")
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise _check.reject(name, str(path), f"must end in {' or '.join(suffixes)}")
+    if path.exists() and not path.is_file() and not folder:
+        raise _check.reject(name, str(path), "is a directory or a device")
     if os.path.lexists(path) and not force:
         raise _check.reject(name, str(path), "exists already", EXISTS)
     if not path.parent.is_dir():
@@ -279,7 +279,7 @@ def _open_part(path: Path, mode: int) -> tuple[Path, int]:
 
 
 def _place(part: Path, path: Path, force: bool) -> None:
-    if force:
+    if force and (path.is_file() or not path.exists()):  # never in place of a device
         os.replace(part, path)
         return
     try:

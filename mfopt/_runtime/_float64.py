@@ -11,15 +11,15 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec
 
 import jax
 import numpy as np
 
 from mfopt._runtime import _address_space, _quick
+from mfopt._runtime._types import T
 
 P = ParamSpec("P")
-R = TypeVar("R")
 
 _MARK = "_mfopt_float64"
 
@@ -50,18 +50,18 @@ def scope(wide: bool | None = True) -> Iterator[None]:
         yield
 
 
-def pinned(function: Callable[P, R]) -> Callable[P, R]:
+def pinned(function: Callable[P, T]) -> Callable[P, T]:
     """Run ``function`` in a :func:`scope`, in the width of the host program."""
 
     @functools.wraps(function)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
         with scope(None):
             return function(*args, **kwargs)
 
     return wrapper
 
 
-def float64(function: Callable[P, R]) -> Callable[P, R]:
+def float64(function: Callable[P, T]) -> Callable[P, T]:
     """Run ``function`` in a :func:`scope` and hand concrete arrays back as numpy float64.
 
     Numpy results keep their width outside the scope, where a JAX float64 array would be cut to
@@ -70,9 +70,9 @@ def float64(function: Callable[P, R]) -> Callable[P, R]:
     """
 
     @functools.wraps(function)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
         with scope():
-            result: R = jax.tree.map(_to_numpy, function(*args, **kwargs))
+            result: T = jax.tree.map(_to_numpy, function(*args, **kwargs))
         return result
 
     wrapper.__dict__[_MARK] = True
@@ -84,13 +84,13 @@ def in_float64(function: Callable[..., Any]) -> bool:
     return bool(getattr(function, _MARK, False))
 
 
-def compiled(*static: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def compiled(*static: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """:func:`float64` around ``jax.jit`` with the named arguments static.
 
     Without it each operation of a public method would be compiled on its own.
     """
 
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
         return float64(_quick.jit(function, once=True, static_argnames=static))
 
     return decorate

@@ -16,7 +16,6 @@ import json
 import os
 import secrets
 from pathlib import Path
-from typing import Any
 
 import platformdirs
 
@@ -57,7 +56,7 @@ def write(name: str, facts: JsonObject) -> bool:
     return True
 
 
-def read(name: str) -> dict[str, Any] | None:
+def read(name: str) -> JsonObject | None:
     """The facts noted under ``name``; None where there is no note, or a damaged or foreign one."""
     try:
         facts: JsonObject = json.loads(note_path(name).read_text(encoding="utf-8"))

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, TypeVar
 
 import jax
 
-T = TypeVar("T")
+from mfopt._runtime._types import T
 
 STATIC = {"static": True}  # metadata of a field that is part of the structure
 
@@ -30,16 +29,18 @@ def pytree(cls: type[T]) -> type[T]:
     keys = [jax.tree_util.GetAttrKey(name) for name in children]
     before_flatten = getattr(cls, "before_flatten", lambda _: None)
 
-    def flatten(instance: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def flatten(instance: T) -> tuple[tuple[object, ...], tuple[object, ...]]:
         before_flatten(instance)
         values = tuple(getattr(instance, name) for name in children)
         return values, tuple(getattr(instance, name) for name in static)
 
-    def flatten_with_keys(instance: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def flatten_with_keys(
+        instance: T,
+    ) -> tuple[tuple[tuple[object, object], ...], tuple[object, ...]]:
         values, structure = flatten(instance)
         return tuple(zip(keys, values, strict=True)), structure
 
-    def unflatten(structure: tuple[Any, ...], values: Iterable[Any]) -> T:
+    def unflatten(structure: tuple[object, ...], values: Iterable[object]) -> T:
         instance = object.__new__(cls)  # what was checked when it was created is not checked again
         for name, value in zip([*static, *children], [*structure, *values], strict=True):
             object.__setattr__(instance, name, value)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 
-R = TypeVar("R")
+from mfopt._runtime._types import T
 
 OPTIONS = {
     "xla_backend_optimization_level": 1,
@@ -45,7 +45,7 @@ def are_known(some: dict[str, Any]) -> bool:
     return True
 
 
-def jit(function: Callable[..., R], *, once: bool = False, **static: Any) -> Callable[..., R]:
+def jit(function: Callable[..., T], *, once: bool = False, **static: Any) -> Callable[..., T]:
     """``jax.jit`` with :func:`options`, which are asked for at the first call, not at import.
 
     JAX takes options for whole programs only. Where an argument is traced, the function becomes
@@ -57,14 +57,14 @@ def jit(function: Callable[..., R], *, once: bool = False, **static: Any) -> Cal
         called there.
       static: static_argnums or static_argnames, as for ``jax.jit``.
     """
-    inner: Callable[..., R] = jax.jit(function, **static) if once else function
+    inner: Callable[..., T] = jax.jit(function, **static) if once else function
 
     @functools.cache
-    def program() -> Callable[..., R]:
+    def program() -> Callable[..., T]:
         return jax.jit(function, compiler_options=options(), **static)
 
     @functools.wraps(function)
-    def call(*args: Any, **keywords: Any) -> R:
+    def call(*args: Any, **keywords: Any) -> T:
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, keywords))):
             return inner(*args, **keywords)
         with jax.core.eval_context():

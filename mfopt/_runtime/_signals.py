@@ -23,7 +23,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
+
+from mfopt._runtime._types import T
 
 _POLITE = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
@@ -33,8 +35,6 @@ _SOON = 0.05  # seconds
 
 _last = int(signal.SIGINT)
 _raised = 0  # interrupts so far
-
-T = TypeVar("T")
 
 
 def exit_code() -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
+
+T = TypeVar("T")
 
 PyTree: TypeAlias = Any
 """Arrays in nested containers: no type checker knows of what structure."""

@@ -58,14 +58,14 @@ class ShiftLaw:
         rounded = np.add.reduceat(self.weights, np.arange(0, self.weights.size, ratio))
         return ShiftLaw(self.cell * ratio, rounded)
 
-    def profile(self, sigma: float) -> ProjectedProfile:
+    def profile(self, sigma: float) -> _ProjectedProfile:
         """Lower bound of the privacy profile at this σ."""
         (cells,) = np.nonzero(self.weights)
-        return ProjectedProfile(cells * self.cell / sigma, np.log(self.weights[cells]))
+        return _ProjectedProfile(cells * self.cell / sigma, np.log(self.weights[cells]))
 
 
 @dataclasses.dataclass(frozen=True)
-class ProjectedProfile(LowerProfile):
+class _ProjectedProfile(LowerProfile):
     """(1) of the module's text at the best threshold.
 
     Attributes:

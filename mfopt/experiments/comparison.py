@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mfopt._runtime import _check, _sizes
 from mfopt._runtime._types import JsonObject
@@ -89,7 +89,7 @@ def row_of_file(setting: Comparison, path: str) -> Row:
     scheme, stated = factorization.sampling, factorization.guarantee
     share = scheme.expected_share
     shape = f"{scheme.length * share:.9g} × {1 / share:.9g}"
-    facts: dict[str, tuple[Any, Sequence[Any]]] = {
+    facts: dict[str, tuple[object, Sequence[object]]] = {
         "epochs × iterations": (shape, [f"{setting.epochs} × {setting.bins}"]),
         "ε": (stated.epsilon, setting.epsilons),
         "δ": (stated.delta, [setting.delta]),
@@ -205,7 +205,7 @@ def number(value: float) -> str:
 
 def csv_text(rows: Sequence[Row], baseline: str | None = None) -> str:
     """CSV of the rows, with the improvement over ``baseline`` if given."""
-    entries: list[dict[str, Any]] = [row._asdict() for row in rows]
+    entries: list[JsonObject] = [row._asdict() for row in rows]
     if baseline:
         gains = improvements(rows, baseline)
         for row, entry in zip(rows, entries, strict=True):
@@ -217,7 +217,7 @@ def csv_text(rows: Sequence[Row], baseline: str | None = None) -> str:
 def described(setting: Comparison, rows: Sequence[Row], baseline: str | None = None) -> JsonObject:
     """JSON-able description of the rows and the setting."""
     gains = improvements(rows, baseline) if baseline else {}
-    entries: list[dict[str, Any]] = [row._asdict() for row in rows]
+    entries: list[JsonObject] = [row._asdict() for row in rows]
     for row, entry in zip(rows, entries, strict=True):
         if gain := gains.get((row.family, row.epsilon)):
             entry["improvement"] = gain._asdict()

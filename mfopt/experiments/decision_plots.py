@@ -10,7 +10,6 @@ import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -65,7 +64,7 @@ def memory_figure(setting: Comparison, sizes: Sequence[Row]) -> Figure:
     keeping them pays for its memory in time: it is never on the front.
     """
 
-    def points(label: str, rows: Sequence[Row], **look: Any) -> Curve:
+    def points(label: str, rows: Sequence[Row], **look: object) -> Curve:
         look = {"linestyle": "", "marker": "o", **look}
         return Curve(label, [row.memory for row in rows], [row.rmse for row in rows], look=look)
 

@@ -25,7 +25,7 @@ from mfopt.sampling import Poisson
 from mfopt.strategies import Identity
 
 
-class Alternative(NamedTuple):
+class _Alternative(NamedTuple):
     """Another mechanism at the same (ε, δ); its RMSE is in clip norms, its memory in buffers."""
 
     name: str
@@ -34,7 +34,7 @@ class Alternative(NamedTuple):
     memory: int
 
 
-def alternatives(factorization: Factorization) -> list[Alternative]:
+def alternatives(factorization: Factorization) -> list[_Alternative]:
     """Independent noise and the same C without amplification: what takes no search and no samples.
 
     Only for schemes with bins; with independent noise in the same batches if bins are assigned
@@ -45,18 +45,18 @@ def alternatives(factorization: Factorization) -> list[Alternative]:
         return []
     n, stated = factorization.iterations, factorization.guarantee
 
-    def independent(name: str, sampling: Any) -> Alternative:
+    def independent(name: str, sampling: Any) -> _Alternative:
         mechanism = Mechanism(sampling, Identity())
         sigma = account(mechanism, epsilon=stated.epsilon, delta=stated.delta).noise_multiplier
         rmse = float(np.asarray(query_error.rmse(factorization.workload, Identity(), n, sigma)))
-        return Alternative(name, sigma, rmse, 0)
+        return _Alternative(name, sigma, rmse, 0)
 
     plain = factorization.loss().sensitivity / gaussian.largest_mu(stated.epsilon, stated.delta)
     same_batches = [independent("independent noise (DP-SGD), same batches", scheme)]
     return [
         *(same_batches if covers(scheme) else []),
         independent("independent noise (DP-SGD), Poisson batches", Poisson(1 / scheme.bins, n)),
-        Alternative(
+        _Alternative(
             "this C, fixed order of batches (no amplification)",
             plain,
             factorization.rmse * plain / factorization.noise_multiplier,
@@ -128,10 +128,12 @@ def _guarantee(factorization: Factorization) -> str:
     )
 
 
-def _compared(factorization: Factorization, slots: int, alternatives: Sequence[Alternative]) -> str:
+def _compared(
+    factorization: Factorization, slots: int, alternatives: Sequence[_Alternative]
+) -> str:
     if not alternatives:
         return ""
-    current = Alternative(
+    current = _Alternative(
         "this mechanism", factorization.noise_multiplier, factorization.rmse, slots
     )
     longest = max(option.rmse for option in (current, *alternatives))

@@ -131,6 +131,7 @@ def of_factorization(factorization: Factorization, units: int | None = None) -> 
       factorization: C, σ, sampling and guarantee.
       units: number of units in the data, to hold δ against; None where it is not known.
     """
+    _check.kind("factorization", factorization, Factorization)
     begins = _OF_A_FILE + _AS_STATED
     proof = "This machine proved nothing of it: `mfopt certify` does, for the file. As stated,"
     if factorization.proved_here:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 
-def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table as CSV.
 
     >>> csv_text(["a", "b"], [(1, None)])
@@ -19,7 +18,7 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return buffer.getvalue()
 
 
-def csv_of_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+def csv_of_rows(rows: Sequence[Mapping[str, object]]) -> str:
     """Rows with the same keys as CSV, in the order of the first one's."""
     header = list(rows[0])
     return csv_text(header, ([row[name] for name in header] for row in rows))

@@ -93,7 +93,7 @@ class Factorization:
     def __hash__(self) -> int:
         return hash(self.digest)
 
-    def _content(self) -> tuple[Any, ...]:
+    def _content(self) -> tuple[str, str, str]:
         """What equality compares."""
         described = self.guarantee.describe(), self.workload.describe()
         text = json.dumps(described, sort_keys=True)  # tuples and lists alike, as in a file
@@ -394,7 +394,7 @@ def _check_headers(headers: Mapping[str, Header], metadata: JsonObject, sampling
             raise ValueError(f"it has no array {name!r}")
 
 
-def _contents(factorization: Factorization) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _contents(factorization: Factorization) -> tuple[dict[str, np.ndarray], JsonObject]:
     strategy, n = factorization.strategy, factorization.iterations
     arrays: dict[str, np.ndarray] = {
         "noise_multiplier": np.array(factorization.noise_multiplier, np.float64),
@@ -475,7 +475,7 @@ def _prove(archive: Archive, metadata: JsonObject, factorization: Factorization)
             raise ValueError(f"its {name} does not belong to its C, σ and sampling")
 
 
-def _equal(stored: Any, computed: Any) -> bool:
+def _equal(stored: Any, computed: float | np.ndarray) -> bool:
     """Equal but for the rounding of another machine; each number by itself, however small."""
     return bool(np.allclose(stored, computed, rtol=_ROUNDING, atol=_ROUNDING**2, equal_nan=False))
 

@@ -5,7 +5,7 @@ apart, unless it calls the host or brings a batching rule of its own: such progr
 
 Where the gradient of a matrix is the last product of a program, Σ_t u_tᵀ v_t, that product is left
 out, and the clipped sum over all examples is one product of all u with all v: the gradient of a
-single example is never formed (:mod:`mfopt.training.ghost`).
+single example is never formed (Bu et al. 2023, "book-keeping").
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from mfopt._runtime import _check
 from mfopt._runtime._pytree import STATIC, pytree
 from mfopt.noise import uses
-from mfopt.training import ghost
-from mfopt.training.clipping import sum_of_squares
-from mfopt.training.taps import CALLS, evaluate
+from mfopt.training.clipping import EXACT, products_pay
 
 PyTree = Any
 _HOST = {"pure_callback", "io_callback", "infeed", "outfeed", "ffi_call", "custom_vmap_call"}
@@ -67,22 +65,16 @@ class Product:
         scale = jnp.where(scale == 0, 1.0, scale)
         return cls(u * scale, v / scale, shape, tuple(order))
 
-    def square(self) -> jax.Array:
-        """Squared norm, for rounding not below its true value."""
-        if len(self.u) == 1:
-            return sum_of_squares(self.u) * sum_of_squares(self.v)
-        return ghost.square([ghost.Part(self.u, self.v, turned=False)])
-
     def total(self, factors: jax.Array) -> jax.Array:
         """Σ of the gradients of all examples, each times its factor; of leaves with these in front.
 
         An example of factor 0 adds 0 whatever it holds.
         """
-        kept = (factors > 0)[:, None, None]
-        u = jnp.where(kept, self.u, 0.0)
-        v = jnp.where(kept, self.v * factors[:, None, None], 0.0)
+        factors = factors[:, None, None]
+        u = jnp.where(factors > 0, self.u, 0.0)
+        v = jnp.where(factors > 0, self.v * factors, 0.0)
         u, v = (side.reshape(-1, side.shape[-1]) for side in (u, v))
-        summed = jnp.matmul(u.T, v, precision=jax.lax.Precision.HIGHEST)
+        summed = jnp.matmul(u.T, v, precision=EXACT)
         return summed.reshape(self.shape).transpose(self.order)
 
 
@@ -119,10 +111,9 @@ class _Late:
             positions = math.prod(side.shape[axis] for axis in axes)
             sides.append(side.transpose((*axes, *free)).reshape(positions, -1))
             shape += [side.shape[axis] for axis in free]
-        size = math.prod(shape)
-        if positions > 1 and not ghost.pays(positions, size, trained):
+        if not products_pay(positions, math.prod(shape), trained):
             return self.formed()
-        return Product.of(sides[0], sides[1], tuple(shape), self.order)
+        return Product.of(*sides, tuple(shape), self.order)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,17 +213,24 @@ def _run(jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[
 
     for eqn in jaxpr.eqns:
         inputs, name = [read(atom) for atom in eqn.invars], eqn.primitive.name
-        if name in CALLS:
-            inner = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
+        if name == "jit":
+            inner = eqn.params["jaxpr"]
             outs = _run(inner.jaxpr, inner.consts, inputs)
         elif name == "transpose" and isinstance(inputs[0], _Late):
             outs = [inputs[0].transposed(eqn.params["permutation"])]
         else:
             inputs = [x.formed() if isinstance(x, _Late) else x for x in inputs]
-            form = functools.partial(evaluate, eqn, inputs, jaxpr.debug_info)
+            form = functools.partial(_evaluate, eqn, inputs, jaxpr.debug_info)
             outs = [_late(eqn, inputs, form)] if _is_product(eqn) else form()
         values.update(zip(eqn.outvars, outs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def _evaluate(eqn: Any, inputs: list[Any], about: Any) -> list[Any]:
+    """The results of one equation, by JAX's own evaluation."""
+    values = {v: x for v, x in zip(eqn.invars, inputs, strict=True) if not isinstance(v, Literal)}
+    program = Jaxpr([], list(values), eqn.outvars, [eqn], eqn.effects, debug_info=about)
+    return jaxpr_as_fun(ClosedJaxpr(program, ()))(*values.values())
 
 
 def _is_product(eqn: Any) -> bool:

@@ -18,10 +18,11 @@ from jax import lax
 
 from mfopt._runtime import _quick
 from mfopt._runtime._arrays import Array, Step
+from mfopt._runtime._types import T
 from mfopt.noise.recursions import Modal, Recursion, Ring, Rows
 
 Buffer: TypeAlias = jax.Array | None  # what a recursion keeps, of every slot
-Draw = Callable[[Any], jax.Array]  # step -> white noise
+Draw = Callable[[Step], jax.Array]  # step -> white noise
 
 _UNROLL = 16  # buffers summed in one fused loop: hardware reads ahead in few streams at a time
 _WIDE: dict[str, Any] = {"xla_cpu_prefer_vector_width": 512}
@@ -136,19 +137,19 @@ def _redrawn_rows(
     return lax.fori_loop(1 + blocks * _TOGETHER, end, add, total)
 
 
-def once(compute: Callable[[], Any], step: Step) -> Any:
+def once(compute: Callable[[], T], step: Step) -> T:
     """``compute()``, as arrays in memory that their users read and do not compute again.
 
     XLA on CPU drops optimization barriers before it fuses loops; what it cannot fuse into is a
     branch. Elsewhere a branch would make the host wait for its condition, and barriers last.
     """
 
-    def branch() -> Any:
+    def branch() -> T:
         shapes = jax.eval_shape(compute)
         never = jax.tree.map(lambda array: jnp.full(array.shape, jnp.nan, array.dtype), shapes)
         return lax.cond(step >= 0, compute, lambda: never)
 
-    def barrier() -> Any:
+    def barrier() -> T:
         return lax.optimization_barrier(compute())
 
     return lax.platform_dependent(cpu=branch, default=barrier)

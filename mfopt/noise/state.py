@@ -30,7 +30,7 @@ class Layout:
     leaf is laid out over devices, None where it lies on one device.
     """
 
-    treedef: Any
+    treedef: jax.tree_util.PyTreeDef
     shapes: tuple[tuple[int, ...], ...]
     shardings: tuple[NamedSharding | None, ...]
 
@@ -194,12 +194,14 @@ def _register_with_orbax() -> None:
         _watched.add(handler)
 
 
-_watched: set[Any] = set()
+_watched: set[type] = set()
 
 
 def _watching(serialize: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(serialize)
-    async def watched(self: Any, values: Any, *arguments: Any, **keywords: Any) -> Any:
+    async def watched(
+        self: object, values: Iterable[Array], *arguments: object, **keywords: object
+    ) -> object:
         _check_saving(values)
         return await serialize(self, values, *arguments, **keywords)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from mfopt import words
 from mfopt._runtime import _check
 from mfopt._runtime._arrays import Array, Step
 from mfopt._runtime._float64 import pinned
-from mfopt._runtime._types import JsonObject, PyTree
+from mfopt._runtime._types import JsonObject, PyTree, T
 from mfopt.guarantee import require_guarantee
 from mfopt.mechanism import release_digest
 from mfopt.noise import _draws, _kernels, _keys, ledger, secure, uses
@@ -41,9 +42,9 @@ class _Step(NamedTuple):
     """Values that all leaves of a step share: key, its number, scale of draws, coefficients."""
 
     key: Any
-    number: Any
+    number: Step
     scale: Any
-    coefficients: tuple[Any, ...]
+    coefficients: tuple[Array, ...]
 
 
 class NoiseStream:
@@ -457,7 +458,7 @@ class NoiseStream:
 
     def buffers_by_leaf(self, state: NoiseState) -> dict[int, Array]:
         """The buffers of each parameter, (slots, *its shape), by its number; for files."""
-        by_leaf: dict[int, Any] = {}
+        by_leaf: dict[int, Array] = {}
         if self.recursion.slots:
             blocks = grouped(state.layout.shapes, state.layout.shardings)
             for block, packed in zip(blocks, state.buffers, strict=True):
@@ -494,7 +495,7 @@ class NoiseStream:
         coefficients = tuple(jnp.asarray(c, self.dtype) for c in coefficients)
         shared = _Step(key, step, scale, coefficients)
         new: list[Any] = []
-        noise: dict[int, Any] = {}
+        noise: dict[int, Array] = {}
         blocks = grouped(layout.shapes, layout.shardings)
         for block, buffer in zip(blocks, buffers, strict=True):
             totals = None if sums is None else tuple(sums[i] for i in block.leaves)
@@ -538,7 +539,7 @@ class NoiseStream:
         return self._packed_jitted(shared, buffer, scratch, row_starts, packing=packing)
 
     @functools.cached_property
-    def _packed_jitted(self) -> Any:
+    def _packed_jitted(self) -> Callable[..., tuple[jax.Array, Buffer]]:
         return jax.jit(  # late, as _advance_jitted
             self._packed_into,
             static_argnames="packing",
@@ -666,11 +667,11 @@ def _added(gradient: Array, noise: Array) -> Array:
 
 
 def _spread(
-    function: Any,
+    function: Callable[..., T],
     block: LeafGroup | SingleLeaf,
     buffer: Buffer,
     totals: tuple[Array, ...] | None,
-) -> Any:
+) -> Callable[..., T]:
     """``function(block, ...)``, run on each device for what it has of the leaves.
 
     Written with ``shard_map`` and not left to the compiler: the blocks' places in their leaves

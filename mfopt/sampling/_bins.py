@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import scipy
 
 from mfopt._runtime import _check
 from mfopt.sampling._generator import generator
-from mfopt.sampling.base import MOST_ITERATIONS, Scheme
+from mfopt.sampling.base import MOST_ITERATIONS, Frozen, Scheme
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class BinScheme(Scheme, abstract=True):
         """Indices of the units of iteration ``step``, increasing. O(population) a call or more."""
         return self.draws(population, seed)(step)
 
-    def batch_sizes(self, step: int, population: int) -> Any:
+    def batch_sizes(self, step: int, population: int) -> Frozen:
         self._step(step)
         return scipy.stats.binom(population, 1 / self.bins)
 

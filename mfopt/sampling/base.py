@@ -13,7 +13,7 @@ import abc
 import dataclasses
 import typing
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from mfopt._runtime._types import JsonObject
 from mfopt.sampling import dropped
 
 Adjacency = Literal["add-remove", "zero-out", "replace"]
+Frozen: TypeAlias = Any
+"""A frozen distribution of scipy.stats, which states no types."""
 
 MOST_ITERATIONS = 2**31 - 1  # steps are counted in 32 bits
 _LARGE = 2**40  # units of a large population
@@ -158,7 +160,7 @@ class Scheme(abc.ABC):
         return lambda step: self.sample(step, population, seed)
 
     @abc.abstractmethod
-    def batch_sizes(self, step: int, population: int) -> Any:
+    def batch_sizes(self, step: int, population: int) -> Frozen:
         """Distribution (frozen, of scipy.stats) of the number of units of iteration ``step``.
 
         Over the scheme's own randomness; a fixed number n is ``scipy.stats.binom(n, 1)``.
@@ -259,7 +261,8 @@ def parse(text: str) -> Scheme:
     kind, _, fields_text = text.partition(":")
     scheme = _named(kind.strip())
     types = typing.get_type_hints(scheme)
-    names = [field.name for field in dataclasses.fields(scheme)]
+    fields = dataclasses.fields(scheme)
+    names = [field.name for field in fields]
     values: JsonObject = {}
     for item in filter(None, fields_text.split(",")):
         name, _, value = (part.strip() for part in item.partition("="))
@@ -277,7 +280,7 @@ def parse(text: str) -> Scheme:
             ) from None
     missing = [
         field.name
-        for field in dataclasses.fields(scheme)
+        for field in fields
         if field.name not in values and field.default is dataclasses.MISSING
     ]
     if missing:

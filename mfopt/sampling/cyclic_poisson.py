@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import scipy
 
 from mfopt._runtime import _check
 from mfopt.sampling._generator import bernoulli, generator
-from mfopt.sampling.base import Scheme
+from mfopt.sampling.base import Frozen, Scheme
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +87,6 @@ class CyclicPoisson(Scheme):
 
         return drawn
 
-    def batch_sizes(self, step: int, population: int) -> Any:
+    def batch_sizes(self, step: int, population: int) -> Frozen:
         self._step(step)
         return scipy.stats.binom(population, self.probability / self.bands)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import scipy
 
 from mfopt._runtime import _check
 from mfopt.sampling._generator import generator, subset
-from mfopt.sampling.base import Adjacency, Scheme
+from mfopt.sampling.base import Adjacency, Frozen, Scheme
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,15 +44,14 @@ class FixedBatch(Scheme):
         population = self._stated(self.population, population)
         return subset(population, self.batch_size, generator(seed, self._step(step)))
 
-    def batch_sizes(self, step: int, population: int) -> Any:
+    def batch_sizes(self, step: int, population: int) -> Frozen:
         self._step(step)
         self._stated(self.population, population)
         return scipy.stats.binom(self.batch_size, 1)
 
     def expected_batch(self, population: int) -> float:
         """``batch_size``, exactly."""
-        self._stated(self.population, population)
-        return float(self.batch_size)
+        return float(self.batch_sizes(0, population).mean())
 
     def executed_adjacency(self, accounted: Adjacency) -> Adjacency:
         """Refused for an account of "add-remove"; one of "zero-out" is what a run has.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import scipy
 
 from mfopt._runtime import _check
 from mfopt.sampling._bins import BinScheme
-from mfopt.sampling.base import Adjacency
+from mfopt.sampling.base import Adjacency, Frozen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class FixedOrder(BinScheme):
         population = _check.integer("population", population, at_least=0)
         return np.arange(self._step(step) % self.bins, population, self.bins)
 
-    def batch_sizes(self, step: int, population: int) -> Any:
+    def batch_sizes(self, step: int, population: int) -> Frozen:
         return scipy.stats.binom(self.sample(step, population).size, 1)
 
     def executed_adjacency(self, accounted: Adjacency) -> Adjacency:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from mfopt._runtime import _check
-from mfopt.sampling.base import Scheme
+from mfopt.sampling.base import Frozen, Scheme
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class MinSeparation(Scheme):
     def draws(self, population: int, seed: int) -> Callable[[int], np.ndarray]:
         raise self._nothing_to_draw()
 
-    def batch_sizes(self, step: int, population: int) -> Any:
+    def batch_sizes(self, step: int, population: int) -> Frozen:
         """Raise :class:`UsageError`: participations are decided elsewhere."""
         raise self._nothing_to_draw()
 

@@ -14,15 +14,18 @@ from mfopt.sampling.min_separation import MinSeparation
 from mfopt.sampling.poisson import Poisson
 from mfopt.sampling.random_partition import RandomPartition
 
-NAMES = (
-    BallsInBins.kind,
-    FreshBins.kind,
-    BMinSep.kind,
-    Poisson.kind,
-    CyclicPoisson.kind,
-    RandomPartition.kind,
-    FixedOrder.kind,
-    MinSeparation.kind,
+NAMES = tuple(
+    scheme.kind
+    for scheme in (
+        BallsInBins,
+        FreshBins,
+        BMinSep,
+        Poisson,
+        CyclicPoisson,
+        RandomPartition,
+        FixedOrder,
+        MinSeparation,
+    )
 )
 # options that some schemes have, and theirs alone
 OWNERS = {
@@ -74,9 +77,12 @@ def named_scheme(
         separated, part = _SEPARATED[name]
         default_separation = max(1, min(max(bins // part, bands), bins - 1))
         return separated(bins, epochs, chosen.get("separation", default_separation))
-    if name in (BallsInBins.kind, FixedOrder.kind):
-        return (BallsInBins if name == BallsInBins.kind else FixedOrder)(bins, epochs)
-    n = FixedOrder(bins, epochs).iterations  # checks both numbers
+    if name == BallsInBins.kind:
+        return BallsInBins(bins, epochs)
+    in_order = FixedOrder(bins, epochs)  # checks both numbers
+    if name == FixedOrder.kind:
+        return in_order
+    n = in_order.iterations
     if name == MinSeparation.kind:
         participations = chosen.get("max_participations", epochs)
         scheme = MinSeparation(n, chosen.get("separation", bins), participations)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import scipy
 
 from mfopt._runtime import _check
 from mfopt.sampling._generator import bernoulli, generator
-from mfopt.sampling.base import Scheme
+from mfopt.sampling.base import Frozen, Scheme
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +35,6 @@ class Poisson(Scheme):
         population = _check.integer("population", population, at_least=0)
         return bernoulli(population, self.probability, generator(seed, self._step(step)))
 
-    def batch_sizes(self, step: int, population: int) -> Any:
+    def batch_sizes(self, step: int, population: int) -> Frozen:
         self._step(step)
         return scipy.stats.binom(population, self.probability)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import scipy
 
 from mfopt.sampling._generator import generator, subset
-from mfopt.sampling.base import Scheme
+from mfopt.sampling.base import Frozen, Scheme
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class TruncatedPoisson(Scheme):
         # a uniform subset of a uniform subset
         return subset(self.population, min(count, self.batch_size), rng)
 
-    def batch_sizes(self, step: int, population: int) -> Any:
+    def batch_sizes(self, step: int, population: int) -> Frozen:
         self._step(step)
         return _at_most(
             self._stated(self.population, population), self.probability, self.batch_size
@@ -65,7 +65,7 @@ class TruncatedPoisson(Scheme):
         return min(share / full, self.probability)
 
 
-def _at_most(count: int, probability: float, limit: int) -> Any:
+def _at_most(count: int, probability: float, limit: int) -> Frozen:
     """Return the law of the smaller of a binomial number and ``limit``."""
     limit = min(limit, count)
     law = scipy.stats.binom(count, probability)

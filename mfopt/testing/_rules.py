@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mfopt._runtime._arrays import Step
 from mfopt.errors import UsageError
 from mfopt.strategies import Strategy
 
@@ -21,7 +21,7 @@ def rule(holds: bool, broken: str) -> None:
         raise AssertionError(broken)
 
 
-def refused(function: Callable[..., Any], *arguments: Any) -> bool:
+def refused(function: Callable[..., object], *arguments: object) -> bool:
     """Return True if the call raises :class:`UsageError`; other exceptions propagate."""
     try:
         function(*arguments)
@@ -30,13 +30,13 @@ def refused(function: Callable[..., Any], *arguments: Any) -> bool:
     return False
 
 
-def moved(strategy: Strategy) -> Callable[[Any], Strategy]:
+def moved(strategy: Strategy) -> Callable[[Step], Strategy]:
     """Step -> the strategy moved along a random direction of its parameters."""
     leaves, structure = jax.tree.flatten(strategy)
     rng = np.random.default_rng(1)
     along = [rng.normal(size=np.shape(leaf)) * np.asarray(leaf) for leaf in leaves]
 
-    def at_step(step: Any) -> Strategy:
+    def at_step(step: Step) -> Strategy:
         parts = [jnp.asarray(x) + step * d for x, d in zip(leaves, along, strict=True)]
         return jax.tree.unflatten(structure, parts)
 

@@ -289,8 +289,9 @@ def _values(loss: SampledLoss, tilt: Tilt, point: Point, samples: int, key: jax.
     halved = Point(point.noise_multiplier, point.epsilon, _Half())
     half = loss.pilot(loss.at(tilt, halved), halved, samples, key)
     whole, part = _mean(pilot), _mean(half)
-    # what is sampled may depend on the form of the payoff: within the errors of both
-    off = abs(2 * part.value - whole.value)
+    # what is sampled may depend on the form of the payoff: within the errors of both, and what
+    # either leaves out
+    off = abs(2 * part.value - whole.value) - pilot.tilt.outside - 2 * half.tilt.outside
     rule(
         off <= ERRORS * math.hypot(2 * part.error, whole.error) + 1e-6 * whole.value,
         "the payoff must be what is paid: half of it did not halve the mean",

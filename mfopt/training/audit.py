@@ -87,7 +87,6 @@ class Audit:
 def _canary_model(canaries: int, loudness: float = _LOUDNESS) -> Model:
     """loss = loudness · θ[first token]: canary i's gradient points along coordinate i.
 
-    θ is a table: on a CPU microbatches are clipped by the norms of :mod:`mfopt.training.ghost`.
     Token ``canaries`` is that of units that only fill the population: their gradient is 0.
     """
 

@@ -38,7 +38,7 @@ with _extras.required():
 _OWNER_ONLY = 0o700
 
 
-class Restored(NamedTuple):
+class _Restored(NamedTuple):
     """A checkpoint that is whole, the facts in it, and {step: what is wrong} of newer ones."""
 
     state: TrainState
@@ -46,7 +46,7 @@ class Restored(NamedTuple):
     damaged: dict[int, str]
 
 
-class Damaged(FailureError):
+class _Damaged(FailureError):
     """No checkpoint is valid, or not the one asked for."""
 
 
@@ -115,7 +115,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             args = ocp.args.Composite(state=parts[0], facts=parts[1])
             self._manager.save(int(state.step), args=args)
 
-    def restore(self, like: TrainState, secret: RunSecret, step: int | None = None) -> Restored:
+    def restore(self, like: TrainState, secret: RunSecret, step: int | None = None) -> _Restored:
         """The newest checkpoint that is whole, or the one of ``step``.
 
         Newer ones, damaged or after ``step``, are removed: the run will write them again.
@@ -124,7 +124,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
         Raises:
             UsageError: there is none, or it is of another secret, model, optimizer or noise.
-            Damaged: none is whole, or not that of ``step``.
+            _Damaged: none is whole, or not that of ``step``.
         """
         candidates = list(reversed(self.steps)) if step is None else [step]
         if not candidates:
@@ -137,7 +137,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             try:
                 with _damage_told():
                     arrays, facts = self._read(secret, candidate, like)
-            except Damaged as problem:
+            except _Damaged as problem:
                 damaged[candidate] = str(problem)
                 continue
             for number in (later for later in self.steps if later > candidate):
@@ -150,11 +150,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 )
                 for name, part in vars(like).items()
             }
-            return Restored(TrainState(**parts), facts, damaged)
+            return _Restored(TrainState(**parts), facts, damaged)
         reasons = "; ".join(f"step {number}: {reason}" for number, reason in damaged.items())
         why = f"no checkpoint asked for in {self.folder} reads as it was written ({reasons}). "
         why += "Give another step with `resume_from`, or start a new run in another folder."
-        raise Damaged(why)
+        raise _Damaged(why)
 
     def _read(
         self, secret: RunSecret, step: int, like: TrainState
@@ -191,14 +191,14 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
 @contextlib.contextmanager
 def _damage_told() -> Iterator[None]:
-    """Raise :class:`Damaged` with the reason where a checkpoint does not read as it was written."""
+    """Raise :class:`_Damaged` with the reason where a checkpoint reads otherwise than written."""
     try:
         yield
     except (UsageError, MemoryError):
         raise
     # Whatever a reader of files raises on bytes that nobody wrote: there is no list of it.
     except Exception as problem:
-        raise Damaged(_check.printable(str(problem).split("\n")[0][:200])) from None
+        raise _Damaged(_check.printable(str(problem).split("\n")[0][:200])) from None
 
 
 def _name(secret: RunSecret) -> str:

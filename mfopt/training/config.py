@@ -35,41 +35,37 @@ SECTIONS = (
 )
 SCHEDULES = ("constant", "cooldown", "cosine", "linear")
 _MADE_BY = "The file comes from `mfopt optimize`."
-# former settings, which files of older runs hold: table, the only value that is still meant (None:
-# any, as it changed no number), and whether it counts in the fingerprint of a run
-_REMOVED: dict[str, tuple[str, Any, bool]] = {
-    "trust": ("privacy", False, False),
-    "public_overlap": ("data", 0.1, False),
-    "delta_share": ("privacy", 0.1, True),
-    "warmup": ("optimizer", 0, True),
-    "beta1": ("optimizer", 0.9, True),
-    "beta2": ("optimizer", 0.999, True),
-    "weight_decay": ("optimizer", 0.0, True),
-    "model_seed": ("model", 0, True),
-    "lora_alpha": ("model", 0.0, True),
-    "pretrain_batch": ("pretraining", 16, True),
-    "average": ("optimizer", 0.0, True),
-    "sweep_rates": ("optimizer", "", True),
-    "estimator": ("federated", "fixed", False),
-    "sign_key": ("run", "", False),
-    "keep": ("run", 2, False),
-    "median_epsilon": ("algorithm", 0.0, False),
-    "batch_size": ("batch", 0, True),
-    "truncation": ("batch", "charge", True),
-    "checkpoint_minutes": ("run", 10.0, False),
-    "continue_from": ("run", "", False),
-    "model_parallel": ("run", 1, True),
-    "tensorboard": ("run", None, False),
+# former settings, which files of older runs hold: table, and the only value that is still meant
+# (None: any, as it changed no number)
+_REMOVED: dict[str, tuple[str, Any]] = {
+    "trust": ("privacy", False),
+    "public_overlap": ("data", 0.1),
+    "delta_share": ("privacy", 0.1),
+    "warmup": ("optimizer", 0),
+    "beta1": ("optimizer", 0.9),
+    "beta2": ("optimizer", 0.999),
+    "weight_decay": ("optimizer", 0.0),
+    "model_seed": ("model", 0),
+    "lora_alpha": ("model", 0.0),
+    "pretrain_batch": ("pretraining", 16),
+    "average": ("optimizer", 0.0),
+    "sweep_rates": ("optimizer", ""),
+    "estimator": ("federated", "fixed"),
+    "sign_key": ("run", ""),
+    "keep": ("run", 2),
+    "median_epsilon": ("algorithm", 0.0),
+    "batch_size": ("batch", 0),
+    "truncation": ("batch", "charge"),
+    "checkpoint_minutes": ("run", 10.0),
+    "continue_from": ("run", ""),
+    "model_parallel": ("run", 1),
+    "tensorboard": ("run", None),
 }
 # How far the noise alone may move a parameter, root mean square over the steps of a run; a weight
 # of a language model has the size of 0.02 to 0.1. The second: of a model that has read text of the
 # private data's own kind, which is what pretraining on the public part of "stdlib" makes
 # (artifacts/bench-rates.json). 0.012 was a default, which files hold beside any rate.
 NOISE_MOVE, NEAR_MOVE = 0.04, 0.003
-
-
-# settings that older files lack, and what their runs did
-_FORMER = {"noise": "float", "long_records": "cut"}
 
 
 def _setting(
@@ -184,8 +180,8 @@ class TrainConfig:
     )
     microbatch: int = _batch(
         0,
-        "Units per gradient call; 0: one user, or eight records, for a CPU, up to 64 records for "
-        "an accelerator, fewer if memory is short.",
+        "Units per gradient call; 0: one for a CPU, up to 64 records for an accelerator, fewer if "
+        "memory is short.",
         run=True,
     )
     normalizer: float = _batch(0.0, "Divisor of each sum; 0: units expected in a step.")
@@ -338,14 +334,8 @@ class TrainConfig:
     @property
     def fingerprint(self) -> str:
         """Identifies all settings that change the numbers of a run."""
-        kept = {name: value for name, (_, value, counts) in _REMOVED.items() if counts}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            # newer settings count where they are not what was done before: older runs can resume
-            former = _FORMER.get(field.name, field.default)
-            newer = field.metadata["section"] == "federated" or field.name in _FORMER
-            if not field.metadata["run"] and not (newer and value == former):
-                kept[field.name] = value
+        fields = [field for field in dataclasses.fields(self) if not field.metadata["run"]]
+        kept = {field.name: getattr(self, field.name) for field in fields}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
     def to_toml(self) -> str:
@@ -386,7 +376,7 @@ def _read(path: Path) -> dict[str, Any]:
             rule = f"is not a table of it (tables: {', '.join(SECTIONS)})"
             raise _check.reject("config", section, rule)
         for name, value in table.items():
-            former_section, former_default, _ = _REMOVED.get(name, ("", None, False))
+            former_section, former_default = _REMOVED.get(name, ("", None))
             if former_section == section:
                 if former_default not in (None, value):
                     rule = (
@@ -398,6 +388,6 @@ def _read(path: Path) -> dict[str, Any]:
                 rule = f"is not a setting (of {section}: {settings})"
                 raise _check.reject("config", f"{section}.{name}", rule)
             if former_default is not None:  # written by version 0.2
-                values.setdefault("long_records", _FORMER["long_records"])
+                values.setdefault("long_records", "cut")
         values |= {name: value for name, value in table.items() if name in section_of}
     return values

@@ -8,15 +8,13 @@ units, each of one compiled shape; only ``m`` gradients are ever held at once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from mfopt.training import ghost
-from mfopt.training.clipping import Clipping, NoClipping, sum_of_squares
+from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.models import Model, PyTree, num_targets
-from mfopt.training.taps import Taps, find
 
 Adder = Callable[["Totals", PyTree, PyTree, jax.Array, jax.Array], "Totals"]
 
@@ -62,17 +60,13 @@ def mean_loss(losses: jax.Array, mask: jax.Array) -> tuple[jax.Array, tuple[jax.
     return mean, (jnp.sum(losses * targets), jnp.sum(targets))
 
 
-def microbatch_adder(
-    model: Model, clipping: Clipping | NoClipping, *, per_unit: bool = False
-) -> Adder:
+def microbatch_adder(model: Model, clipping: Clipping | NoClipping) -> Adder:
     """``add(totals, params, frozen, tokens (m, G, L), mask (m, G, L)) -> totals``, to be jitted.
 
     Each of the m units' gradients is clipped on its own, and only then summed in float32
     (``docs/training/algorithms.md``). Units without any token (padding, or users without records)
     add exactly 0. Where nothing is clipped, the m gradients are never separated: one backward pass
     of the summed loss gives their sum, as in any non-private training.
-
-    ``per_unit``: form every unit's whole gradient, the definition itself.
     """
     if isinstance(clipping, NoClipping):
         return _summed_adder(model)
@@ -80,87 +74,29 @@ def microbatch_adder(
     def add(
         totals: Totals, params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array
     ) -> Totals:
-        taps = taps_of(model, tokens.shape[-1])
-        if per_unit or len(tokens) == 1:  # the gradient of a unit that is alone is the microbatch's
-            taps = taps.keep([])
-        gradient, statistics = _clipped_sum(taps, clipping, params, frozen, tokens, mask)
-        statistics = jax.tree.map(lambda leaf: jnp.sum(leaf.astype(jnp.float32)), statistics)
-        return jax.tree.map(jnp.add, totals, Totals(gradient, statistics))
+        def unit(tokens: jax.Array, mask: jax.Array) -> Totals:
+            def loss(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+                losses = jax.vmap(model.loss, (None, None, 0, 0))(params, frozen, tokens, mask)
+                return mean_loss(losses, mask)
+
+            gradient, (loss_sum, targets) = jax.grad(loss, has_aux=True)(params)
+            clipped, present = clipping(gradient), jnp.any(mask)
+            # a loss that breaks its promise on padding must still not leak through an empty slot
+            bounded = jax.tree.map(lambda leaf: jnp.where(present, leaf, 0.0), clipped.gradient)
+            statistics = Statistics(
+                units=present,
+                clipped=present & clipped.active,
+                norm=jnp.where(present & jnp.isfinite(clipped.norm), clipped.norm, 0.0),
+                loss=loss_sum,
+                targets=targets,
+                tokens=jnp.sum(mask),
+            )
+            return Totals(bounded, jax.tree.map(lambda x: x.astype(jnp.float32), statistics))
+
+        summed = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), jax.vmap(unit)(tokens, mask))
+        return jax.tree.map(jnp.add, totals, summed)
 
     return add
-
-
-def taps_of(model: Model, length: int) -> Taps:
-    """Taps of the loss of ``length`` tokens, from shapes alone: nothing is computed."""
-    row = [jax.ShapeDtypeStruct((length,), dtype) for dtype in (jnp.int32, bool)]
-    return find(model.loss, model.params, model.frozen, *row)
-
-
-def _clipped_sum(
-    taps: Taps, clipping: Clipping, params: PyTree, frozen: PyTree, *rows: jax.Array
-) -> tuple[PyTree, Statistics]:
-    """Σ clip(gradient) over the units, and each unit's statistics."""
-    leaves, structure = jax.tree.flatten(params)
-    ghosts = ghost.chosen(taps, leaves, rows[0].shape[1]).leaves
-    untapped = [i for i in range(len(leaves)) if i not in taps.leaves]
-    uses = {i: [k for k, use in enumerate(taps.uses) if use.leaf == i] for i in taps.leaves}
-
-    def unit(tokens: jax.Array, mask: jax.Array) -> tuple[Any, Any, Statistics]:
-        def loss(plain: list[jax.Array], zeros: list[jax.Array]) -> tuple[jax.Array, Any]:
-            whole = list(leaves)
-            for i, leaf in zip(untapped, plain, strict=True):
-                whole[i] = leaf
-
-            def record(tokens: jax.Array, mask: jax.Array, zeros: list[jax.Array]) -> PyTree:
-                arguments = jax.tree.leaves((whole, frozen, tokens, mask))
-                return taps(arguments, zeros)
-
-            losses, inputs = jax.vmap(record)(tokens, mask, zeros)
-            mean, sums = mean_loss(losses, mask)
-            return mean, (inputs, sums)
-
-        zeros = jax.tree.map(lambda x: jnp.zeros((len(tokens), *x.shape), x.dtype), taps.zeros())
-        gradients, (inputs, sums) = jax.grad(loss, argnums=(0, 1), has_aux=True)(
-            [leaves[i] for i in untapped], zeros
-        )
-        plain = {
-            i: leaf.astype(jnp.float32) for i, leaf in zip(untapped, gradients[0], strict=True)
-        }
-        parts = {}
-        for i, mine in uses.items():
-            tapped = [(taps.uses[k], inputs[k], gradients[1][k]) for k in mine]
-            parts[i] = ghost.parts(tapped, wide=i in ghosts)
-            if i not in ghosts:  # one product a unit: no array is turned, as by differentiation
-                plain[i] = ghost.total([use for use, *_ in tapped], parts.pop(i), leaves[i])
-        squares = [
-            ghost.square(parts[i]) if i in parts else sum_of_squares(plain[i])
-            for i in range(len(leaves))
-        ]
-        factors = clipping.factors(jax.tree.unflatten(structure, squares))
-        present = jnp.any(mask)
-        # a loss that breaks its promise on padding must still not leak through an empty slot
-        leaf_factors = [jnp.where(present, factor, 0.0) for factor in jax.tree.leaves(factors.each)]
-        # where, not a product alone: 0 times infinity is no number
-        bounded = {
-            i: jnp.where(leaf_factors[i] > 0, leaf_factors[i] * leaf, 0.0)
-            for i, leaf in plain.items()
-        }
-        statistics = Statistics(
-            units=present,
-            clipped=present & factors.active,
-            norm=jnp.where(present & jnp.isfinite(factors.norm), factors.norm, 0.0),
-            loss=sums[0],
-            targets=sums[1],
-            tokens=jnp.sum(mask),
-        )
-        weighted = {i: ghost.weighted(part, leaf_factors[i]) for i, part in parts.items()}
-        return bounded, weighted, statistics
-
-    bounded, weighted, statistics = jax.vmap(unit)(*rows)
-    total = {i: jnp.sum(leaf, axis=0) for i, leaf in bounded.items()}
-    for i, part in weighted.items():
-        total[i] = ghost.total([taps.uses[k] for k in uses[i]], part, leaves[i])
-    return jax.tree.unflatten(structure, [total[i] for i in range(len(leaves))]), statistics
 
 
 def _summed_adder(model: Model) -> Adder:

@@ -138,7 +138,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     mesh = meshes.make_mesh()
     earlier = earlier_report(config, progress)
     parts, tokenizer = _open_data(config, progress, resuming)
-    for line in screen.lines(parts, folder_of_data(config), config):
+    for line in screen.lines(parts, _folder_of_data(config), config):
         _tell(progress, line)
     begun = Path(config.model)
     is_exported = begun.name == MODEL and (begun.parent / "config.toml").is_file()
@@ -305,7 +305,7 @@ def optimizer_of(config: TrainConfig, execution: Execution, rate: float) -> Any:
     )
 
 
-def folder_of_data(config: TrainConfig) -> Path:
+def _folder_of_data(config: TrainConfig) -> Path:
     """Folders of the token stores of a run: in the folder given, or built in the run's own."""
     data = Path(config.data)
     built = config.data in EMBEDDED or data.is_file()
@@ -316,7 +316,7 @@ def _open_data(
     config: TrainConfig, progress: Report, resuming: bool
 ) -> tuple[dict[str, TokenStore], Tokenizer | None]:
     """The stores, every bit of them compared with their digests, and their one tokenizer."""
-    file, folder = Path(config.data), folder_of_data(config)
+    file, folder = Path(config.data), _folder_of_data(config)
     if folder != file:
         if jax.process_index() == 0:
             keywords: dict[str, Any] = {"progress": within(progress, f"corpus of {config.data}")}

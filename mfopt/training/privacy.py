@@ -192,7 +192,7 @@ UNPROVED = (
 )
 
 
-def warnings_of(execution: Execution, sizes: dict[str, float], delta: float) -> list[str]:
+def _warnings_of(execution: Execution, sizes: dict[str, float], delta: float) -> list[str]:
     """Warnings from a run's public numbers: of a weak δ, and that little can be learned."""
     warnings = list(filter(None, [questionable_delta(delta, execution.units.population)]))
     noise, signal = sizes["noise_of_all_steps"], sizes["largest_signal_of_all_steps"]
@@ -312,7 +312,7 @@ def report(
         "steps_done": steps_done,
         "parameters": num_params,
         "noise_against_signal": sizes,
-        "warnings": warnings_of(execution, sizes, guarantee.delta),
+        "warnings": _warnings_of(execution, sizes, guarantee.delta),
         "treated_as_public": list(PUBLIC),
         "not_covered": list(not_covered),
         **grid,

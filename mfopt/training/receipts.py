@@ -29,14 +29,15 @@ def receipt(run: Any, state: Any = None) -> dict[str, Any]:
     Raises:
       UsageError: a run that has not begun, or a run in JAX without its state.
     """
+    begun = run if state is None else state
+    if getattr(begun, "noise", None) is None or not hasattr(run, "factorization"):
+        rule = "must be a PrivateRun of mfopt.torch or mfopt.jax that has begun"
+        way_out = "Attach its optimizer; in JAX, give the state too."
+        raise _check.reject("run", type(run).__name__, rule, way_out)
     if state is not None:
         population, progress = run.population, state.noise
         parameters, pinned = progress.layout.size, progress.pinned
     else:
-        if getattr(run, "noise", None) is None:
-            rule = "must be a PrivateRun of mfopt.torch or mfopt.jax that has begun"
-            way_out = "Attach its optimizer; in JAX, give the state too."
-            raise _check.reject("run", repr(run), rule, way_out)
         population, progress = run.sampler.population, run
         parameters, pinned = sum(p.numel() for p in run.parameters), run.is_pinned
     account: Factorization = run.factorization
@@ -69,5 +70,6 @@ def write_receipt(path: str | os.PathLike[str], run: Any, state: Any = None) -> 
       path: of the JSON file.
       run, state: as for :func:`receipt`.
     """
+    path = _files.check_output(path, force=True)
     text = json.dumps(receipt(run, state), indent=2, sort_keys=True) + "\n"
-    _files.write(_check.path("path", path), text)
+    _files.write(path, text)

@@ -23,7 +23,7 @@ from scipy import stats
 from mfopt.factorization import Factorization
 from mfopt.progress import Progress, Report, silent
 from mfopt.sampling import UnitSampler
-from mfopt.training import executed, ghost, sizes
+from mfopt.training import executed, sizes
 from mfopt.training import mesh as meshes
 from mfopt.training.batching import Batch
 from mfopt.training.config import TrainConfig
@@ -204,7 +204,6 @@ class _Run:
         # the first steps of C, which is lower triangular
         columns = np.asarray(self.account.strategy.multiply(np.eye(length, n)))[:n]
         lattice = self._published(columns[0, 0], holds)
-        holds["norms allow for rounding"] &= _allows_for_rounding()
         self._pairs(holds)
         by_step = []
         for step, step_findings in enumerate(self._steps(n, holds)):
@@ -410,23 +409,6 @@ class _Run:
         """The tested coordinates of a tree's leaves, in one vector."""
         pairs = zip(leaves, self.tested, strict=True)
         return np.concatenate([leaf.reshape(-1)[index] for leaf, index in pairs])
-
-
-def _allows_for_rounding() -> bool:
-    """Return True if a ghost norm is that of its gradient, plus the allowance that was proved.
-
-    Of two positions whose products cancel, so that nothing but the allowance is left; and of two
-    that add up. Six deviations of the errors of both Gram matrices, of three and four columns, and
-    of the sum of their products, a number of each position and side (Higham and Mary 2019).
-    """
-    spread = 2 * 3 * 4.0
-    allowance = 12 * math.sqrt(3 + 4 + 2 * 2) * 2.0**-24 * spread
-    for sign, square in ((-1.0, 0.0), (1.0, 4 * 3 * 4.0)):
-        u = jnp.stack([jnp.ones(3), jnp.full(3, sign)])
-        norm = float(ghost.square([ghost.Part(u, jnp.ones((2, 4)), turned=False)]))
-        if not math.isclose(norm, square + allowance, rel_tol=1e-6):
-            return False
-    return True
 
 
 def _leaves(tree: PyTree) -> list[np.ndarray]:

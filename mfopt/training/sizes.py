@@ -12,11 +12,9 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from mfopt._runtime import _check, _sizes
 from mfopt._runtime._types import PyTree
-from mfopt.training import ghost
 from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig
 from mfopt.training.fedavg import FedAvg
-from mfopt.training.gradients import taps_of
 from mfopt.training.loop import Execution
 from mfopt.training.models import Model
 
@@ -30,23 +28,13 @@ class Work(NamedTuple):
     """A model as a run sees it, in numbers.
 
     ``trained``, ``frozen``: parameters that are trained, and the others; ``record``: numbers that
-    the backward pass of one record holds; ``products``: (size, positions in a record) of each
-    parameter that meets activations in products only; ``largest``: numbers of the largest trained
-    array.
+    the backward pass of one record holds; ``largest``: numbers of the largest trained array.
     """
 
     trained: float
     frozen: float
     record: float
-    products: tuple[tuple[int, int], ...]
     largest: float
-
-    def formed(self, records: int) -> float:
-        """Parameters whose gradients are formed for each of several units of so many records."""
-        formed_sizes = (
-            size for size, t in self.products if ghost.pays(records * t, size, self.trained)
-        )
-        return self.trained - sum(formed_sizes)
 
 
 def work(model: Model, length: int) -> Work:
@@ -54,19 +42,16 @@ def work(model: Model, length: int) -> Work:
     sizes, frozen = (
         [leaf.size for leaf in jax.tree.leaves(part)] for part in (model.params, model.frozen)
     )
-    taps = taps_of(model, length)
-    products = tuple(
-        (sizes[i], sum(use.positions for use in taps.uses if use.leaf == i)) for i in taps.leaves
-    )
     row = [jax.ShapeDtypeStruct((length,), dtype) for dtype in (jnp.int32, bool)]
     record = _held(model.loss, model.params, model.frozen, *row)
-    blocks = [eqn for eqn in taps.program.jaxpr.eqns if eqn.primitive.name in _REMAT]
+    program = jax.make_jaxpr(model.loss)(model.params, model.frozen, *row)
+    blocks = [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name in _REMAT]
     if blocks:  # one at a time is recomputed in the backward pass, and held with its gradient
         block = max(blocks, key=lambda eqn: len(eqn.params["jaxpr"].eqns))
         rebuilt = jaxpr_as_fun(ClosedJaxpr(block.params["jaxpr"], ()))
         shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in block.invars]
         record += 2 * _held(lambda shapes: rebuilt(*shapes), shapes)
-    return Work(sum(map(float, sizes)), float(sum(frozen)), record, products, max(sizes, default=0))
+    return Work(sum(map(float, sizes)), float(sum(frozen)), record, max(sizes, default=0))
 
 
 def _held(function: Callable[..., Any], inputs: PyTree, *constants: PyTree) -> float:
@@ -105,7 +90,7 @@ class RunCost:
         slots = 0 if noise is None else noise.recursion.slots * noise.buffer_dtype.itemsize / 4
         moments = _MOMENTS.get(self.config.optimizer, 2)
         state = trained * (1 + moments + slots)
-        formed = trained if microbatch == 1 else self.work.formed(rows)
+        formed = trained
         if isinstance(clipping, FedAvg):  # update, its model, gradient, and the next
             formed, rows = 4 * trained, clipping.local_batch or rows
         units = microbatch * (formed * (noise is not None) + rows * self.work.record)

@@ -35,6 +35,7 @@ from mfopt.progress import Progress, Report, silent
 from mfopt.training import privacy, validation
 from mfopt.training.batching import Sampler
 from mfopt.training.fedavg import clipping_of
+from mfopt.training.folder import REPORT
 from mfopt.training.loop import Execution
 from mfopt.training.units import RULES, Units
 from mfopt.words import round_up
@@ -121,11 +122,12 @@ class Verification:
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """A privacy report from its file; refused if of a version that this mfopt does not read."""
-    if Path(path).exists():
-        _check.file("report", path)  # a device may have no end
+    """A privacy report from its file or a run's folder; refused if of a version not read here."""
+    path = _check.path("report", path)
+    # a device may have no end
+    path = _check.file("report", path / REPORT if path.is_dir() else path)
     try:
-        facts = json.loads(Path(path).read_text(encoding="utf-8"))
+        facts = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as problem:
         why = problem.strerror if isinstance(problem, OSError) else "it is not JSON"
         way_out = "Give the privacy report of a run; `mfopt certify` proves a factorization file."

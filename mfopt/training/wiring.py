@@ -156,9 +156,8 @@ class Wiring:
         """Sampler, clipping and noise of the run, for these units."""
         config, scheme = self.config, self.scheme
         meshes.check_microbatch(self.mesh, config.microbatch)
-        microbatch = max(1, 64 // units.records)
-        if meshes.on_cpu():  # a user's G records fill one by themselves, single records together
-            microbatch = 8 if units.records == 1 else 1
+        # on a CPU one unit's gradient at a time: no slower, and no memory for several
+        microbatch = 1 if meshes.on_cpu() else max(1, 64 // units.records)
         sampler = Sampler(
             scheme,
             units.population,

@@ -38,7 +38,7 @@ from bench_mutants import ROOT, copied, forked
 from harness import Bench, Options
 
 FILES = (
-    *(f"mfopt/training/{name}.py" for name in ("batching", "clipping", "ghost", "gradients")),
+    *(f"mfopt/training/{name}.py" for name in ("batching", "clipping", "gradients")),
     *(f"mfopt/training/{name}.py" for name in ("loop", "secrets", "units")),
     *(f"mfopt/sampling/{name}.py" for name in ("_bins", "_generator", "poisson", "sampler")),
     *(f"mfopt/noise/{name}.py" for name in ("_draws", "recursions", "stream")),

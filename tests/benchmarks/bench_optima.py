@@ -169,7 +169,6 @@ bench = Bench(
     check=(False, "Six cells, two seeds but of the longest, failing above 0.3%%."),
     kinds=(None, "Of the cells, those of these kinds.", listed(str)),
     seeds=(3, "Searches in each cell."),
-    first_seed=(0, "The seeds follow on from it."),
     update=(False, "Put better values into the table."),
 )
 parser, main = bench.parser, bench.main
@@ -184,7 +183,7 @@ def searched(options: Options) -> tuple[dict[str, Any], bool]:
     commit = (_version.commit() or "unknown")[:7]
     for cell in required:
         seeds = (1 if cell in LONG else 2) if options.check else options.seeds
-        for seed in range(options.first_seed, options.first_seed + seeds):
+        for seed in range(seeds):
             (value, status), seconds = cpu(rmse, cell, seed)
             if options.update and value < best.get(cell, (float("inf"), ""))[0]:
                 best[cell] = value, commit

@@ -14,9 +14,9 @@ the finer of two grids of which one holds the other, or a lower bound of one is 
 bound of another. Any other disagreement is wrong, but for the settings in ``ARBITRATED``.
 
 What was found for each setting goes into ``--log``, a line each, with the commit; settings that it
-has already are not examined again, so that a long run may be cut anywhere, but for those with
-something wrong where ``--again`` is given. The last line of a setting is the one that counts: that
-of ``--first 6610 --count 1`` with a log of its own takes the older one's place once it is added.
+has already are not examined again, so that a long run may be cut anywhere. The last line of a
+setting is the one that counts: that of ``--first 6610 --count 1`` with a log of its own takes the
+older one's place once it is added.
 
     python tests/benchmarks/bench_settings.py --count 10000 --log settings.jsonl --out FILE
 """
@@ -75,9 +75,7 @@ bench = Bench(
     count=(200, "How many settings."),
     first=(0, "Number of the first."),
     seed=(0, "Pin the randomness."),
-    compare_every=(10, "Ask dp_accounting every so often; 0: never."),
     log=(None, "Lines of JSON to go on with.", Path),
-    again=(False, "Examine again what the log has with something wrong."),
     minutes=(math.inf, "Begin no setting after so many minutes."),
 )
 parser, main = bench.parser, bench.main
@@ -368,16 +366,14 @@ def examined(options: Options) -> tuple[dict[str, Any], bool]:
     begun = time.perf_counter()
     chosen = settings(options.first + options.count, options.seed)
     results = {row["number"]: row for row in finished(options.log, chosen)}
-    done = {n for n, row in results.items() if not (options.again and row["wrong"])}
     commit = _version.commit()
-    if options.compare_every > 0:  # once, not in every process that asks it
-        importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
-    for number in (n for n in range(options.first, len(chosen)) if n not in done):
+    # once, not in every process that asks it
+    importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
+    for number in sorted({*range(options.first, len(chosen))} - {*results}):
         if time.perf_counter() - begun > 60 * options.minutes:
             break
-        compare = options.compare_every > 0 and number % options.compare_every == 0
         numbered = chosen[number] if options.seed else {"number": number, **chosen[number]}
-        actual = {**examine(numbered, compare=compare), "number": number, "commit": commit}
+        actual = {**examine(numbered, compare=number % 10 == 0), "number": number, "commit": commit}
         results[number] = actual
         line = json.dumps(actual, ensure_ascii=False)
         if options.log is not None:

@@ -40,7 +40,7 @@ bench = Bench(
     length=(64, "Tokens of a record."),
     users=(53, "Users in a step."),
     records_per_user=(4, "Records of a user, G."),
-    microbatch=(1, "Users per gradient call."),
+    microbatch=(1, "Units per gradient call."),
     lora_rank=(0, "Train adapters of this rank; 0: all parameters."),
     compute_dtype=("float32", "Dtype of the forward and backward pass."),
     remat=(False, "Recompute blocks in the backward pass."),
@@ -83,12 +83,10 @@ def _steps(name: str, size: str, options: Options) -> Iterator[float]:
     # a fixed order of one bin: every step takes every unit
     if name == "els":
         units: Any = RecordUnits(store, group_size=options.records_per_user, reserve=True, **shared)
-        microbatch = options.microbatch * options.records_per_user
     else:
         units = UserUnits(store, records=options.records_per_user, **shared)
-        microbatch = options.microbatch
     scheme = FixedOrder(bins=1, epochs=10_000)
-    sampler = Sampler(scheme, units.population, 0, microbatch=microbatch)
+    sampler = Sampler(scheme, units.population, 0, microbatch=options.microbatch)
     clipping: Clipping | NoClipping = NoClipping()
     noise = None
     if name != "none":

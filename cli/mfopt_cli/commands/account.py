@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,12 +26,20 @@ from mfopt.sampling import (
     MinSeparation,
     Poisson,
     RandomPartition,
+    Scheme,
     TruncatedPoisson,
 )
 from mfopt_cli import answers, options, sweeps
 from mfopt_cli.answers import Row, answer
 from mfopt_cli.live import Live
 from mfopt_cli.options import MOST_GROUP, MOST_POINTS, PATH, Count, apply, option
+
+if TYPE_CHECKING:
+    from mfopt.accounting.loss_distribution import Composition
+    from mfopt.factorization import Factorization
+    from mfopt.guarantee import Guarantee
+    from mfopt.mechanism import Mechanism
+    from mfopt.strategies import Strategy
 
 _two_of_three = apply(
     sweeps.option(
@@ -158,7 +166,7 @@ def command() -> None:
 @_adjacency
 @options.unit
 @_results
-def dpsgd(**arguments: Any) -> None:
+def dpsgd(**arguments: object) -> None:
     """DP-SGD: independent noise, Poisson sampling.
 
     \b
@@ -166,7 +174,7 @@ def dpsgd(**arguments: Any) -> None:
       mfopt account dpsgd --probability 0.01 --iters 2000 --eps 2 --delta 1e-6
     """
 
-    def scheme(row: Row) -> Any:
+    def scheme(row: Row) -> Scheme:
         limit = row["batch_limit"]
         if limit is None:
             return _poisson(row)
@@ -181,7 +189,7 @@ def dpsgd(**arguments: Any) -> None:
 @sweeps.option("--bands", int, "Bands of C, and groups of the data. [default: those of FILE]")
 @_protects
 @_results
-def banded(path: Path | None, **arguments: Any) -> None:
+def banded(path: Path | None, **arguments: object) -> None:
     """Banded C with cyclic Poisson sampling: the C of a FILE, or the banded square root.
 
     --probability is the chance within the group whose turn it is; a FILE of cyclic Poisson
@@ -208,7 +216,7 @@ def banded(path: Path | None, **arguments: Any) -> None:
 )
 @_adjacency
 @_results
-def els(**arguments: Any) -> None:
+def els(**arguments: object) -> None:
     """Example-level sampling for user-level privacy: DP-SGD with up to K examples of a user.
 
     \b
@@ -231,7 +239,7 @@ def els(**arguments: Any) -> None:
 @_by_rate
 @_adjacency
 @_results
-def uls(**arguments: Any) -> None:
+def uls(**arguments: object) -> None:
     """User-level sampling: users are drawn, and one user's averaged gradient is clipped.
 
     --probability, --batch-size and --population count users.
@@ -251,7 +259,7 @@ def uls(**arguments: Any) -> None:
 @_lengths
 @_protects
 @_results
-def fixed_batch(**arguments: Any) -> None:
+def fixed_batch(**arguments: object) -> None:
     """DP-SGD with batches of fixed size, drawn without replacement.
 
     \b
@@ -274,7 +282,7 @@ def fixed_batch(**arguments: Any) -> None:
     "Accountant: moments as published, or privacy loss distribution (tightest).",
 )
 @_plot
-def fedavg(conversion: Any, **arguments: Any) -> None:
+def fedavg(conversion: str, **arguments: object) -> None:
     """DP-FedAvg and DP-FedSGD: sampled users, moments accountant.
 
     --noise-multiplier is z, the noise on the average over its sensitivity S/(qW): clip norm S,
@@ -288,7 +296,7 @@ def fedavg(conversion: Any, **arguments: Any) -> None:
     from mfopt.accounting.closed_form import moments
 
     # a sum of contributions of norm 1 with noise z: the same release, scaled
-    def analyse(release: Any, row: Row) -> Any:
+    def analyse(release: Any, row: Row) -> Guarantee:
         if conversion == "pld":
             return answers.analysed(release, row)
         scheme, question = release.sampling, answers.question(row)
@@ -320,7 +328,7 @@ def fedavg(conversion: Any, **arguments: Any) -> None:
     metavar="MECHANISM",
     multiple=True,
 )
-def balls_in_bins(also: tuple[str, ...], **arguments: Any) -> None:
+def balls_in_bins(also: tuple[str, ...], **arguments: object) -> None:
     """Any C >= 0 with balls-in-bins batching; exact for C = I, certified by sampling otherwise.
 
     \b
@@ -342,7 +350,7 @@ def balls_in_bins(also: tuple[str, ...], **arguments: Any) -> None:
     "rethrow",
     aliases=("--rethrow",),
 )
-def fresh_bins(**arguments: Any) -> None:
+def fresh_bins(**arguments: object) -> None:
     """Units in a new random batch in each epoch; C >= 0 of at most --iters bands, certified.
 
     \b
@@ -356,7 +364,7 @@ def fresh_bins(**arguments: Any) -> None:
 @command.command("b-min-sep", cls=options.Command)
 @_binned
 @_separation
-def b_min_sep(**arguments: Any) -> None:
+def b_min_sep(**arguments: object) -> None:
     """Units by chance, resting after each participation; C >= 0 of at most --separation bands.
 
     An available unit takes part with probability 1/(iters − separation + 1), so that each iteration
@@ -373,7 +381,7 @@ def b_min_sep(**arguments: Any) -> None:
 @command.command("random-partition", cls=options.Command)
 @_binned
 @_separation
-def random_partition(**arguments: Any) -> None:
+def random_partition(**arguments: object) -> None:
     """Cyclic Poisson sampling, each unit in a random one of --separation groups; C >= 0, certified.
 
     Iteration t takes each unit of group t mod --separation with probability separation/iters. C has
@@ -391,7 +399,7 @@ def random_partition(**arguments: Any) -> None:
 @command.command("fixed-order", cls=options.Command)
 @_with_strategy
 @_of_file
-def fixed_order(**arguments: Any) -> None:
+def fixed_order(**arguments: object) -> None:
     """Batches in an order fixed beforehand, the same in every epoch; any C, nothing amplified.
 
     \b
@@ -410,7 +418,7 @@ def fixed_order(**arguments: Any) -> None:
     int,
     "Maximum number of participations of a unit. [default: that of a FILE]",
 )
-def min_separation(**arguments: Any) -> None:
+def min_separation(**arguments: object) -> None:
     """Any participation at least --separation iterations apart; any C, nothing amplified.
 
     \b
@@ -525,7 +533,7 @@ def _poisson(row: Row) -> Poisson:
     return Poisson(_probability(row), _iterations(row))
 
 
-def _cyclic(row: Row, file: Any) -> Any:
+def _cyclic(row: Row, file: Any) -> Scheme:
     """The sampling of a row, what is left out being that of the file."""
     from mfopt.accounting import unamplified
 
@@ -552,7 +560,7 @@ def _required(name: str, value: Any) -> Any:
     return value
 
 
-def _require_length(n: int, file: Any) -> None:
+def _require_length(n: int, file: Factorization) -> None:
     if n != file.iterations:
         rule = f"C of the file has {file.iterations} iterations"
         raise _check.reject("iterations", n, rule, "Leave it out.")
@@ -582,7 +590,7 @@ def _answer(
     if "bins" in fields and "bins" not in stated:
         stated = {}  # C for another kind of sampling
 
-    def scheme(row: Row) -> Any:
+    def scheme(row: Row) -> Scheme:
         if "iterations" in row and (file is None or row["iters"] is not None):
             row = {**row, "iterations": _iterations(row)}
         sampling = kind(*(_field(row, name, stated.get(name)) for name in fields))
@@ -606,7 +614,7 @@ def _field(row: Row, name: str, stated: Any) -> Any:
     return stated
 
 
-def _matrix(text: str) -> tuple[Any, Any]:
+def _matrix(text: str) -> tuple[Strategy, Factorization | None]:
     """(C, the factorization it is from or None) of ``--strategy``: a name or a file."""
     from mfopt import strategies
 
@@ -637,14 +645,15 @@ def _unit_of_files(phases: Sequence[str]) -> str:
     return "".join(units)
 
 
-def _phase(text: str, protected: Row) -> tuple[Any, float]:
+def _phase(text: str, protected: Row) -> tuple[Mechanism, float]:
     """(mechanism, σ) of a PHASE."""
     from mfopt import sampling
     from mfopt.accounting import Mechanism
+    from mfopt.factorization import load
 
     if Path(text).is_file():
-        strategy, file = _matrix(text)
-        return Mechanism(file.sampling, strategy, **protected), file.noise_multiplier
+        file = load(text)
+        return Mechanism(file.sampling, file.strategy, **protected), file.noise_multiplier
     described, _, sigma = text.rpartition("@")
     try:
         noise = float(sigma)
@@ -659,11 +668,11 @@ def _phase(text: str, protected: Row) -> tuple[Any, float]:
     return Mechanism(sampling.parse(scheme), strategy, **protected), noise
 
 
-def _companion(text: str) -> Any:
+def _companion(text: str) -> Composition:
     """The mechanism of ``--also``."""
     from mfopt.accounting.monte_carlo import composition
 
-    kinds: dict[tuple[str, int], Callable[..., Any]] = {
+    kinds: dict[tuple[str, int], Callable[..., Composition]] = {
         ("pure", 1): composition.pure,
         ("approximate", 2): composition.approximate,
         ("gaussian", 1): composition.gaussian,
@@ -678,7 +687,9 @@ def _companion(text: str) -> Any:
         raise _check.reject("also", text, rule) from None
 
 
-def _composed(companions: list[Any], mechanism: Any, row: Row, **effort: Any) -> Any:
+def _composed(
+    companions: list[Composition], mechanism: Mechanism, row: Row, **effort: Any
+) -> Guarantee:
     """Guarantee of a mechanism composed with the others on the same data."""
     from mfopt.accounting.loss_distribution import Composition
     from mfopt.accounting.monte_carlo import composition
@@ -699,7 +710,7 @@ def _composed(companions: list[Any], mechanism: Any, row: Row, **effort: Any) ->
     return analysis.noise_multiplier(epsilon, delta)
 
 
-def _require_reachable(companions: Any, epsilon: float | None, delta: float) -> None:
+def _require_reachable(companions: Composition, epsilon: float | None, delta: float) -> None:
     """Refuse a target that the other mechanisms alone exceed: no noise reaches it."""
     delta_alone, epsilon_words = companions.infinite, "any ε"
     if epsilon is not None:

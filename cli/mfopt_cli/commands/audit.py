@@ -6,7 +6,8 @@ import dataclasses
 import math
 import tempfile
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +18,9 @@ from mfopt_cli import display, options
 from mfopt_cli.live import Live
 from mfopt_cli.options import COUNT, option
 
+if TYPE_CHECKING:
+    from mfopt.training.executed import Finding
+
 
 @options.command("audit")
 @click.argument("run", required=False, type=click.Path())
@@ -25,7 +29,7 @@ from mfopt_cli.options import COUNT, option
 @option("--confidence", float, "Confidence level of the bounds.", default=0.95)
 @options.seed("for reproduction")
 @options.output
-def command(arguments: Any) -> None:
+def command(arguments: SimpleNamespace) -> None:
     """Audit RUN's training loop: canaries, its noise, its sums, its sampling.
 
     RUN is the folder of a training run, or a factorization file. A run of canaries in the run's
@@ -104,7 +108,7 @@ def command(arguments: Any) -> None:
         raise FailureError(f"audit failed: executed again, the run ends with another {names}")
 
 
-def _chance(finding: Any) -> str:
+def _chance(finding: Finding) -> str:
     """How a test failed, in words."""
     if not finding.chance:
         return "never so in a correct trainer"

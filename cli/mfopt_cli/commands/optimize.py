@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,7 +22,9 @@ from mfopt_cli.live import COMPILING, Live
 from mfopt_cli.options import COUNT, PATH, option
 
 if TYPE_CHECKING:
+    from mfopt.factorization import Factorization
     from mfopt.final_model import Schedule
+    from mfopt.optimize import Search
 
 
 @options.command("optimize")
@@ -140,7 +143,7 @@ if TYPE_CHECKING:
 )
 @options.force
 @options.output
-def command(arguments: Any) -> int:
+def command(arguments: SimpleNamespace) -> int:
     """Find the strategy matrix with the lowest error at (ε, δ), certify it, save it.
 
     The guarantee is for add-remove adjacency. Under balls-in-bins batching every unit is assigned
@@ -188,7 +191,7 @@ def command(arguments: Any) -> int:
     return _exit_code(factorization, path, saved_as_wanted=path == target)
 
 
-def _made(arguments: Any, rates: Schedule | None) -> Any:
+def _made(arguments: SimpleNamespace, rates: Schedule | None) -> Factorization:
     """The factorization, also of a search that was stopped."""
     import mfopt
     from mfopt.errors import UncertifiedError
@@ -214,7 +217,7 @@ def _made(arguments: Any, rates: Schedule | None) -> Any:
     return factorization
 
 
-def _exit_code(factorization: Any, path: Path, *, saved_as_wanted: bool) -> int:
+def _exit_code(factorization: Factorization, path: Path, *, saved_as_wanted: bool) -> int:
     """Exit code of the command, with a line on what the file is not."""
     proved = factorization.guarantee.proved
     if factorization.provenance.get("interrupted"):
@@ -234,7 +237,7 @@ def _exit_code(factorization: Any, path: Path, *, saved_as_wanted: bool) -> int:
     return 1
 
 
-def _forms_to_search(arguments: Any) -> tuple[str, ...]:
+def _forms_to_search(arguments: SimpleNamespace) -> tuple[str, ...]:
     """Forms of C, one of which the file will hold; refuses, before any work, what has no effect."""
     from mfopt.sampling import named_scheme
 
@@ -266,7 +269,7 @@ def _forms_to_search(arguments: Any) -> tuple[str, ...]:
     return forms
 
 
-def _search(arguments: Any) -> Any:
+def _search(arguments: SimpleNamespace) -> Search:
     """How C is searched for, as a value of the library."""
     from mfopt.factorization import load
     from mfopt.optimize import Search
@@ -343,7 +346,7 @@ def _report(factorization: Any, path: Path, seconds: float, error: float | None)
     )
 
 
-def _baselines(factorization: Any, error: float | None) -> list[tuple[str, str]]:
+def _baselines(factorization: Factorization, error: float | None) -> list[tuple[str, str]]:
     """Row of what independent noise has, see :func:`mechanisms.without_correlation`.
 
     ``error``: final-model error under the schedule that was typed.
@@ -406,7 +409,7 @@ def _fresh_bins(factorization: Any) -> list[tuple[str, str]]:
     return [("fresh bins", f"{gain} if units may be reassigned each epoch: --sampling fresh-bins")]
 
 
-def _kept(factorization: Any) -> str:
+def _kept(factorization: Factorization) -> str:
     """The kind of its C, without the diagonals."""
     facts = factorization.strategy.describe()
     return str(facts.get("base", facts)["kind"])

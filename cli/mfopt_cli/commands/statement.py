@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from mfopt._runtime import _check
 from mfopt_cli import display, options
 from mfopt_cli.options import COUNT, option
+
+if TYPE_CHECKING:
+    from mfopt.experiments.statement import Statement
 
 _SUFFIXES = {"markdown": (".md", ".txt"), "html": (".html", ".htm")}
 
@@ -56,7 +59,7 @@ def command(arguments: SimpleNamespace) -> None:
         display.print_text(f"saved {arguments.out}")
 
 
-def _statement(path: Path, units: int | None) -> Any:
+def _statement(path: Path, units: int | None) -> Statement:
     """The statement about a file or the folder of a run."""
     from mfopt.experiments import statement
     from mfopt.factorization import load

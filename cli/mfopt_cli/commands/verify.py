@@ -20,7 +20,7 @@ from mfopt_cli.options import option
 @options.json_flag
 @options.quiet
 def command(report: str, factorization: str | None, as_json: bool, quiet: bool) -> None:
-    """Verify the privacy report REPORT of a training run against its settings.
+    """Verify the privacy report REPORT of a training run, or that in the run's folder.
 
     What follows from the report's inputs (the mechanism, σ, ε, δ, the sizes of noise and signal) is
     computed again. The inputs themselves (clip norm, number of units, ...), which nothing in a

@@ -28,7 +28,7 @@ class BallsInBinsAccountant(SampledAccountant):
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
         is_sampled_question = effort.samples or not effort.certify or effort.deterministic
         if not is_sampled_question and balls_in_bins.is_costly(mechanism):
-            return KnownBins().analysis(mechanism, effort)  # without samples, as WholeProfile
+            return _KnownBins().analysis(mechanism, effort)  # without samples, as _WholeProfile
         is_single = mechanism.group_size == 1
         squared = balls_in_bins.orthogonal_norm(mechanism) if is_single else None
         if squared is None:
@@ -38,10 +38,10 @@ class BallsInBinsAccountant(SampledAccountant):
             mechanism, Orthogonal(scheme.bins, squared), {"mode_norm": math.sqrt(squared)}
         )
         # what no grid of losses covers still has the bound that holds anyway
-        return least([KnownBins().analysis(mechanism, effort), exact])
+        return least([_KnownBins().analysis(mechanism, effort), exact])
 
 
-class KnownBins(KnownPattern):
+class _KnownBins(KnownPattern):
     """The bins known: K units move C x by at most K times the largest mode."""
 
     schemes = (BallsInBins,)
@@ -52,7 +52,7 @@ class KnownBins(KnownPattern):
         return unamplified.sensitivity(mechanism.strategy, order).value
 
 
-class WholeProfile(KnownBins):
+class _WholeProfile(_KnownBins):
     """Groups from the one-unit profile of orthogonal modes above those of C, without samples."""
 
     schemes = (BallsInBins,)

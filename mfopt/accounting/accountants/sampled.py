@@ -82,7 +82,7 @@ class KnownPattern(Accountant):
         return gaussian_release(mechanism, norm, WITHOUT_AMPLIFICATION)
 
 
-class KnownSeparatedPattern(KnownPattern):
+class _KnownSeparatedPattern(KnownPattern):
     """The steps known: asked last, since samples so far above the answer take minutes to plan."""
 
     schemes = (BMinSepLaw.covers, RandomPartitionLaw.covers)

@@ -131,7 +131,7 @@ def from_below(
     """
     # a Q-mass below all floats is not none: at a large ε it counts for more than P's
     top_p, top_q = float(mass_p[-1]), max(float(mass_q[-1]), sys.float_info.min)
-    offset = balanced_grid(step, mass_p, mass_q, offset, _UNSEEN / rounds)
+    offset = _balanced_grid(step, mass_p, mass_q, offset, _UNSEEN / rounds)
     mass, _, loss = _known(mass_p[:-1], mass_q[:-1])
     start, total, _ = _shared(step, mass, loss, offset)
     kept = np.flatnonzero(total > _FAINT)
@@ -140,7 +140,7 @@ def from_below(
     return LossDistribution(step, kept + start, total[kept], top_p, 0.0, offset, top_q)
 
 
-def balanced_grid(
+def _balanced_grid(
     step: float, mass_p: np.ndarray, mass_q: np.ndarray, offset: float, enough: float = 0.0
 ) -> float:
     """A point of the grid, for :func:`from_below`, with which next to no P-mass is dropped.

@@ -88,11 +88,17 @@ class RoundsProfile(Profile):
         value, composition = self._epsilon(target, "remove")
         if value < self._largest_added and not _no_larger(composition.reverse(), value, target):
             value = max(value, min(self._epsilon(target, "add")[0], self._largest_added))
-        value, step = min(value, ceiling), self.accuracy / 8
-        # the grid of δ at this ε is not the one that ε was found on
-        while value < ceiling and not self.log_delta(value) <= target:
-            value, step = min(value + step * max(value, self.accuracy), ceiling), 2 * step
-        return value
+        if not value < ceiling:
+            return ceiling
+        # the grid of δ at this ε is not the one that ε was found on, and may be better or worse
+        return solve.smallest(
+            lambda epsilon: self.log_delta(epsilon) - target,
+            value,
+            name="epsilon",
+            relative=self.accuracy,
+            growth=1 + self.accuracy / 8,
+            largest=ceiling,
+        )
 
     def log_delta_below(self, epsilon: float) -> float:
         """Lower bound of log δ(ε), ε >= 0, in the direction estimated to be the larger."""

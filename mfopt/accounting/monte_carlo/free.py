@@ -11,18 +11,12 @@ from mfopt.accounting.bound import DeterministicBound, GaussianBound
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.loss_distribution.assignment import LEAST, BinAssignment
-from mfopt.accounting.loss_distribution.rounds import (
-    FINE,
-    RoundsProfile,
-    guess,
-    smallest_sigma,
-)
+from mfopt.accounting.loss_distribution.rounds import FINE, RoundsProfile, guess
 from mfopt.errors import FailureError
 
 ROUNDING = 2.0**-40  # relative: σ is nudged up so that no later rounding can lower it
 _NUDGE = 1e-12  # relative, upwards: covers the rounding of the largest mode norm
 _FAINT = 1e-4  # χ of all assignments, below which no grid is fine enough for losses
-_GRIDS = 1e-4  # of log δ: by less do two grids at the same σ and ε differ
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +102,7 @@ class ReassignedBins(DeterministicBound):
         """The privacy profile at one σ."""
         sigma = _check.positive("noise_multiplier", noise_multiplier)
         scaled = sigma / math.sqrt(self.squared_norm) * (1 - _NUDGE)
-        if scaled < LEAST * (1 + _GRIDS):  # too little noise for grids: without amplification
+        if scaled < LEAST:  # too little noise for grids: without amplification
             return gaussian.GaussianProfile(math.sqrt(self.throws) / scaled)
         assignment = BinAssignment(self.bins)
         faint = self.throws * assignment.log_square(scaled) <= _FAINT**2
@@ -116,26 +110,12 @@ class ReassignedBins(DeterministicBound):
         return kind(assignment, self.throws, scaled, accuracy)
 
     def guess(self, epsilon: float, delta: float) -> float:
-        norm = math.sqrt(self.throws * self.squared_norm)
-        return guess_noise_multiplier(norm, self.bins, epsilon, delta)
-
-    def noise_multiplier(self, epsilon: float, delta: float) -> float:
-        target = math.log(delta) - _GRIDS
-
-        def excess(sigma: float, accuracy: float) -> float:
-            return self.profile(sigma, accuracy).log_delta(epsilon) - target
-
         try:
-            start = guess(BinAssignment(self.bins), self.throws, epsilon, delta)
+            sigma = guess(BinAssignment(self.bins), self.throws, epsilon, delta)
         except FailureError:  # it would take less noise than assignments are known for
             norm = math.sqrt(self.throws * self.squared_norm)
-            return unamplified(norm, self.method).noise_multiplier(epsilon, delta)
-        return smallest_sigma(excess, start * math.sqrt(self.squared_norm), relative=1e-5)
-
-    def epsilon(self, noise_multiplier: float, delta: float) -> float:
-        profile = self.profile(noise_multiplier)
-        grids = _GRIDS if type(profile) is RoundsProfile else 0.0
-        return profile.epsilon(delta * math.exp(-grids))
+            return guess_noise_multiplier(norm, self.bins, epsilon, delta)
+        return sigma * math.sqrt(self.squared_norm)
 
 
 def unamplified(norm: float, method: str, exact: bool = False) -> GaussianBound:

@@ -83,7 +83,7 @@ class FreshBinsLaw(PatternLaw):
         _sizes.require("bins", self.scheme.bins, lambda bins: 8 * 3.0 * throws * bins**2)
 
     def surrogate(self) -> SampledLaw | None:
-        return SecondMomentLaw(self.scheme)
+        return _SecondMomentLaw(self.scheme)
 
     def surrogate_suffices(self, epsilon: float) -> bool:
         # on samples C ended at most 0.1% lower at 8 × 32, no lower at 16 × 128; ε from 0.5 to 8
@@ -91,7 +91,7 @@ class FreshBinsLaw(PatternLaw):
 
 
 @dataclasses.dataclass(frozen=True)
-class SecondMomentLaw(FreshBinsLaw):
+class _SecondMomentLaw(FreshBinsLaw):
     """δ of the Gaussian mechanism whose likelihood ratio has the same second moment.
 
     Of many assignments the privacy loss is nearly Gaussian: at 4 × 32 and 16 × 128, ε from 0.5 to 8

@@ -221,8 +221,8 @@ def _plain(key: jax.Array, size: int, likelihood: Likelihood, asked: Asked, leve
     normal = jax.random.normal(key, (size, likelihood.dimension))
     loss = likelihood.log_ratio(likelihood.noise(normal))
     log_scaled = asked.payoff.log_value(asked.epsilon + loss) - asked.log_ceiling
-    # NaN stays, which is no number above the ceiling
-    value = jnp.exp(jnp.where(log_scaled > 0, 0.0, log_scaled))
+    # from the cut on nothing exceeds a ceiling that holds, and what does leaves no proof; NaN stays
+    value = jnp.exp(jnp.where((log_scaled > 0) & (loss < levels.cut), 0.0, log_scaled))
     parts = loss <= levels.low, loss <= levels.high, loss, loss**2
     return sums(value)._replace(losses=jnp.stack([jnp.sum(part) for part in parts]))
 

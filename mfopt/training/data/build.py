@@ -138,7 +138,7 @@ def _written(
             if not counts["records"]:
                 left_out = reasons(counts["bad"])
                 why = f"no record can be used for the part {name} ({left_out or 'there is none'}); "
-                why += "nothing written. Check `user_column`, `text_column` and the format."
+                why += "nothing written. Columns are `user` and `text`, or as `data build` is told."
                 raise FailureError(why)
             metadata = {
                 "mfopt": __version__,
@@ -243,7 +243,7 @@ def _fill(
         sample = ", ".join(examples[:3])
         rule = f"{skipped:,} of {records + skipped:,} lines are no record: {reasons(bad)}; first "
         way_out = "Mend them, or skip them all: `skip_bad` (`mfopt data build --on-bad skip`)."
-        raise _check.reject("data", name, f"{rule}{sample}", way_out)
+        raise _check.reject("data", f"part {name}", f"{rule}{sample}", way_out)
     return {"bad": bad, "examples": examples, "records": records}
 
 

@@ -314,5 +314,6 @@ def open_parts(path: str | Path, name: str = "path") -> dict[str, TokenStore]:
     existing = [part for part in PARTS if (folder / part / METADATA).is_file()]
     stores = {part: TokenStore.open(folder / part) for part in existing}
     if "train" not in stores:
-        raise _check.reject(name, str(folder), "holds no token store", _MAKE_ONE)
+        rule = "holds no token store" if folder.exists() else "does not exist"
+        raise _check.reject(name, str(folder), rule, _MAKE_ONE)
     return stores
