@@ -23,7 +23,6 @@ from mfopt.experiments.recommendation import TIE
 
 MOST_CURVES = 8
 EPSILON = "privacy budget ε (log scale)"
-_MOST = 40.0  # percent: a far worse mechanism would squeeze all the others into one line
 
 
 def run_size(setting: Comparison) -> str:
@@ -47,8 +46,9 @@ def _error_figure(setting: Comparison, rows: Sequence[Row], baseline: str | None
     left_out = len({row.family for row in rows}) - len(chosen)
     note = f"; {left_out} more are in the CSV" if left_out else ""
     x_label = f"{EPSILON}\nand the least RMSE, in clip norms"
-    y_label = f"RMSE of prefix sums above the least (%)\nlower is better; up to {_MOST:g} shown"
-    top = min(1.05 * max(max(curve.y) for curve in curves) + 0.5, _MOST)
+    y_label = "RMSE of prefix sums above the least (%)\nlower is better; up to 40 shown"
+    # percent: a far worse mechanism would squeeze all the others into one line
+    top = min(1.05 * max(max(curve.y) for curve in curves) + 0.5, 40.0)
     title = f"{run_size(setting)}{note}"
     figure = plots.draw([Panel(curves, title, x_label, y_label, y_range=(-0.5, top))])
     figure.axes[0].xaxis.set_major_formatter(

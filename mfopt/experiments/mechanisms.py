@@ -92,8 +92,11 @@ class Goal:
         if self.sampling == RANDOM_PARTITION:
             return RandomPartition(self.bins, self.epochs, self.separation or bands)
         if self.sampling != POISSON:
-            names = "unamplified, poisson, random-partition, b-min-sep, balls-in-bins or fresh-bins"
-            raise _check.reject("sampling", self.sampling, f"must be {names}")
+            rule = (
+                "must be unamplified, poisson, random-partition, b-min-sep, balls-in-bins or "
+                "fresh-bins"
+            )
+            raise _check.reject("sampling", self.sampling, rule)
         # a group of 1/bands of the units gives the same expected batch at bands times the rate;
         # with more bands than that leaves a rate for, the accountant of Poisson sampling refuses
         grouped = 1 < bands <= self.bins
@@ -227,7 +230,7 @@ class SigmaCell(Cell):
         strategy = strategy_of(source)
         scheme = goal.scheme(strategy)
         sampled = law(scheme).loss(strategy) if goal.sampling in ESTIMATED else None
-        relative_error = 0.0
+        relative_error, status = 0.0, "bound"
         if sampled is not None and not any(bound.exact for bound in sampled.free_bounds()):
             # σ on the samples that C was found with, where there is one: no pilot is then taken
             start = source.record.get("start_sigma")
@@ -243,9 +246,10 @@ class SigmaCell(Cell):
                 sigma, relative_error = outcome.noise_multiplier, outcome.relative_error
                 status = "estimate"
             except FailureError:  # the likelihood is beyond numerical range
-                bounds = sampled.free_bounds()
-                sigma = min(bound.noise_multiplier(goal.epsilon, goal.delta) for bound in bounds)
-                status = "bound"
+                sigma = min(
+                    bound.noise_multiplier(goal.epsilon, goal.delta)
+                    for bound in sampled.free_bounds()
+                )
         else:
             mechanism = Mechanism(scheme, strategy)
             guarantee = account(mechanism, epsilon=goal.epsilon, delta=goal.delta)
