@@ -40,8 +40,8 @@ AVERAGED = 8  # "averaged" is the mean of the iterates of the last 1/8 of a run
 # Share of the workload's mean squared error in the default objective. Of 0.3 to 0.6 on two models
 # and five schedules at ε = 2, 0.4 has the smallest largest loss over the best peer's in each cell.
 WORKLOAD_SHARE = 0.4
-# Singular values of W, relative to the largest, below which they change no digit of an error.
-_NEGLIGIBLE = 1e-8
+# Singular values of W, relative to the largest, below which they change an error by 1e-8 of it.
+_NEGLIGIBLE = 1e-4
 
 _SHAPES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "constant": lambda remaining: np.ones_like(remaining),

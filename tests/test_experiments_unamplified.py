@@ -10,7 +10,7 @@ import scipy.optimize
 
 from mfopt import UsageError, query_error
 from mfopt.accounting import sensitivity
-from mfopt.optimize import Form, Search, fixed_bands, unamplified
+from mfopt.optimize import Form, Search, unamplified
 from mfopt.sampling import FixedOrder
 from mfopt.strategies import Banded, Identity, SquareRoot
 from mfopt.strategies.prefix_recursion import prefix_row_variances
@@ -44,7 +44,7 @@ def test_variances_of_a_band_are_those_of_the_dense_matrix(bands: int, n: int) -
     [(3, True), (3, False), (8, False), (12, True)],  # of the last, modes
 )
 def test_parameters_make_columns_or_modes_of_the_norm_that_is_due(bands, equal) -> None:
-    shape = fixed_bands.FixedBands(bands, N, SCHEME.bins, SCHEME.epochs, equal)
+    shape = unamplified.FixedBands(bands, N, SCHEME.bins, SCHEME.epochs, equal)
     entries = random_band(bands, N)
     with jax.enable_x64(True):
         actual = Banded(np.asarray(shape.build(jnp.asarray(shape.parameters(entries)))))

@@ -50,15 +50,8 @@ def scope(wide: bool | None = True) -> Iterator[None]:
         yield
 
 
-def pinned(function: Callable[P, T]) -> Callable[P, T]:
-    """Run ``function`` in a :func:`scope`, in the width of the host program."""
-
-    @functools.wraps(function)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
-        with scope(None):
-            return function(*args, **kwargs)
-
-    return wrapper
+pinned = scope(None)
+"""A decorator that runs a function in a :func:`scope`, in the width of the host program."""
 
 
 def float64(function: Callable[P, T]) -> Callable[P, T]:

@@ -20,7 +20,15 @@ from mfopt import strategies
 from mfopt._runtime import _check, _plugins
 from mfopt.optimize import parameterization, starts, time_scale
 from mfopt.optimize.parameterization import Parameterization
-from mfopt.strategies import Strategy, TimeScaled, fields
+from mfopt.strategies import (
+    Banded,
+    BandedToeplitz,
+    Dense,
+    Strategy,
+    TimeScaled,
+    Toeplitz,
+    fields,
+)
 
 _SHORT_RUN = 512  # iterations: C has several optima there, and a search takes little
 _WAVE_RUN = 2048  # a wave has several optima in longer runs too
@@ -353,7 +361,7 @@ register(
         scalable=True,
         # at a large ε the optimum is cut at the epoch, where a search from a smooth C ends too soon
         prerequisites=lambda size: [_blt(size), _banded_toeplitz(size, size.bins)],
-        convert=lambda strategy, size: starts.as_toeplitz(strategy, size.n),
+        convert=lambda strategy, size: starts.of_coefficients(Toeplitz, strategy, size.n),
         parameterize=parameterization.toeplitz,
         tilted=starts.tilted_toeplitz,
         parameters=lambda size: size.n - 1,  # the first coefficient is 1
@@ -368,7 +376,9 @@ register(
         "banded-toeplitz",
         scalable=True,
         prerequisites=lambda size: [_blt(size)],
-        convert=lambda strategy, size: starts.as_banded_toeplitz(strategy, size.n, size.bands),
+        convert=lambda strategy, size: starts.of_coefficients(
+            BandedToeplitz, strategy, min(size.bands, size.n)
+        ),
         parameterize=parameterization.banded_toeplitz,
         tilted=starts.tilted_toeplitz,
         parameters=lambda size: size.bands - 1,
@@ -417,7 +427,9 @@ register(
         "banded",
         tangents=False,
         prerequisites=lambda size: _scaled(_banded_toeplitz(size, size.bands)),
-        convert=lambda strategy, size: starts.as_banded(strategy, size.n, size.bands),
+        convert=lambda strategy, size: Banded.from_dense(
+            np.asarray(strategy.materialize(size.n)), min(size.bands, size.n)
+        ),
         parameterize=parameterization.banded,
         parameters=lambda size: float(size.bands) * size.n,
         samples=2**14,
@@ -430,7 +442,7 @@ register(
         "dense",
         tangents=False,
         prerequisites=lambda size: _scaled(Stage(find("toeplitz"), size)),
-        convert=lambda strategy, size: starts.as_dense(strategy, size.n),
+        convert=lambda strategy, size: Dense(np.asarray(strategy.materialize(size.n))),
         parameterize=parameterization.dense,
         parameters=lambda size: float(size.n) ** 2,
         samples=2**14,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
-from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Placement
+from mfopt.optimize.objective import AmplifiedObjective, Evaluation
 from mfopt.progress import Progress
 
 Judge = Callable[[np.ndarray], Evaluation]
@@ -123,7 +122,7 @@ def lbfgs(
             trace.status = "the objective is not a number at the start"
             return
         message = descend(
-            functools.partial(_on_placement, objective, placement),
+            lambda x, placed=placement: objective.tangent(x, placed).evaluation,  # type: ignore[misc]
             parameters,
             Descent(trace, budget, tolerance / 3),
             first_step=first_step,
@@ -145,12 +144,6 @@ def lbfgs(
             return
         if number > 0 and gain < 3 * tolerance:
             return
-
-
-def _on_placement(
-    objective: AmplifiedObjective, placement: Placement, point: np.ndarray
-) -> Evaluation:
-    return objective.tangent(point, placement).evaluation
 
 
 def descend(

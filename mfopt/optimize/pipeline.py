@@ -79,7 +79,8 @@ def factorize(
     _require_sized(forms, None if first_scheme.bands_are_groups else form.bands, form.buffers)
     _require_searched(forms, search)
     if not is_sampled(first_scheme):
-        _refuse_unused(search, first_scheme)
+        rule = f"has no effect under {first_scheme.kind}, where no samples are drawn"
+        _refuse_options(search, ("samples", "init"), rule)
         chosen, best, tried = closed_form.search_first_of(schemes, question, progress)
         record["objective"] = objective.describe()
         if len(tried) > 1:
@@ -137,12 +138,6 @@ def _require_searched(forms: Sequence[str], search: Search) -> None:
         return
     rule = f"has no effect with {' or '.join(forms)}, where nothing is searched"
     _refuse_options(search, ("samples", "steps", "init"), rule)
-
-
-def _refuse_unused(search: Search, scheme: Scheme) -> None:
-    """Refuse options of a search by samples."""
-    rule = f"has no effect under {scheme.kind}, where no samples are drawn"
-    _refuse_options(search, ("samples", "init"), rule)
 
 
 def _refuse_options(search: Search, names: Sequence[str], rule: str) -> None:

@@ -11,10 +11,8 @@ import scipy
 from mfopt._runtime import _check
 from mfopt.strategies import (
     BLT,
-    Banded,
     BandedToeplitz,
     ClearedBLT,
-    Dense,
     Strategy,
     Toeplitz,
     WaveBLT,
@@ -185,23 +183,9 @@ def tilted_toeplitz(strategy: Toeplitz | BandedToeplitz, ratio: float) -> Toepli
     return type(strategy)(coefs * ratio ** np.arange(len(coefs)))
 
 
-def as_toeplitz(strategy: Strategy, n: int) -> Toeplitz | None:
-    """A Toeplitz strategy with every coefficient free."""
-    column = strategy.toeplitz_column(n)
-    return None if column is None else Toeplitz(np.asarray(column))
-
-
-def as_banded_toeplitz(strategy: Strategy, n: int, bands: int) -> BandedToeplitz | None:
-    """The first ``bands`` coefficients of a Toeplitz strategy."""
-    column = strategy.toeplitz_column(min(bands, n))
-    return None if column is None else BandedToeplitz(np.asarray(column))
-
-
-def as_banded(strategy: Strategy, n: int, bands: int) -> Banded:
-    """The first ``bands`` diagonals."""
-    return Banded.from_dense(np.asarray(strategy.materialize(n)), min(bands, n))
-
-
-def as_dense(strategy: Strategy, n: int) -> Dense:
-    """A dense strategy with every entry free."""
-    return Dense(np.asarray(strategy.materialize(n)))
+def of_coefficients(
+    form: type[Toeplitz | BandedToeplitz], strategy: Strategy, count: int
+) -> Toeplitz | BandedToeplitz | None:
+    """The first ``count`` coefficients of a Toeplitz strategy, free."""
+    column = strategy.toeplitz_column(count)
+    return None if column is None else form(np.asarray(column))
