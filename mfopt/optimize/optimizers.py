@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
-from mfopt.optimize.objective import AmplifiedObjective, Evaluation
+from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Placement
 from mfopt.progress import Progress
 
 Judge = Callable[[np.ndarray], Evaluation]
@@ -121,8 +121,12 @@ def lbfgs(
             trace.record(parameters, Evaluation(math.nan, np.zeros(0), math.nan))
             trace.status = "the objective is not a number at the start"
             return
+
+        def evaluate(x: np.ndarray, placement: Placement = placement) -> Evaluation:
+            return objective.tangent(x, placement).evaluation
+
         message = descend(
-            lambda x, placed=placement: objective.tangent(x, placed).evaluation,  # type: ignore[misc]
+            evaluate,
             parameters,
             Descent(trace, budget, tolerance / 3),
             first_step=first_step,
