@@ -113,7 +113,7 @@ def test_what_has_no_effect_or_no_default_is_refused(capsys):
     large = failure(capsys, "plan", "--units", 10**15, "--eps", 1, "--yes")
     assert "--units 1000000000000000: " in large and "--iters" not in large
     assert "--memory -1: must be" in failure(capsys, *federated, "--yes", "--memory", -1)
-    for name in ("", "/", "plan.py"):
+    for name in ("", "/", "plan.py", "jax.npz"):
         assert "--out" in failure(capsys, *federated, "--yes", "--out", name)
     Path("mechanism.py").touch()
     assert "mechanism.py: exists" in failure(capsys, *federated, "--yes")
@@ -123,7 +123,9 @@ def test_what_has_no_effect_or_no_default_is_refused(capsys):
 
 
 def test_a_terminal_is_asked_again_until_an_answer_is_in_range(monkeypatch):
-    monkeypatch.setattr(plan, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    terminal = SimpleNamespace(isatty=lambda: True)
+    faked = SimpleNamespace(stdin=terminal, stdlib_module_names=())
+    monkeypatch.setattr(plan, "sys", faked)
     answers = ["abc", "0", "100", "fed", "federated", "3", "101", "20", "4", "", "-1", "2", "n"]
     done = CliRunner().invoke(cli, ["plan"], input="\n".join(answers), prog_name="mfopt")
     assert done.exit_code == 0 and done.stderr.count("Error: ") == 5, done.output

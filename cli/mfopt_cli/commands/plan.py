@@ -156,6 +156,9 @@ def command(arguments: SimpleNamespace) -> int:
 
     factorization.check_output(arguments.out, force=arguments.force, name="out")
     loop = arguments.out.with_suffix(".py")
+    if loop.stem in {"jax", "mfopt", "numpy", "optax", "torch", *sys.stdlib_module_names}:
+        rule = f"its loop, {loop.name}, would hide the module of that name"
+        raise _check.reject("out", str(arguments.out), rule, "Choose another name.")
     _files.check_output(loop, force=arguments.force, name="loop")
     line = shlex.join(["mfopt", "optimize", *plan.command])
     if not arguments.as_json:
