@@ -318,7 +318,7 @@ def fedavg(conversion: str, **arguments: object) -> None:
     answer(arguments, _poisson, title, analyse=analyse, noise_unit=unit, privacy_unit="user")
 
 
-@command.command("balls-in-bins", cls=options.Command)
+@command.command("balls-in-bins")
 @_binned
 @option(
     "--also",
@@ -341,7 +341,7 @@ def balls_in_bins(also: tuple[str, ...], **arguments: object) -> None:
     _answer(BallsInBins, "balls-in-bins", arguments, also, analyse=analyse)
 
 
-@command.command("fresh-bins", cls=options.Command)
+@command.command("fresh-bins")
 @_binned
 @option(
     "--reassign-every",
@@ -361,7 +361,7 @@ def fresh_bins(**arguments: object) -> None:
     _answer(FreshBins, "fresh-bins", arguments)
 
 
-@command.command("b-min-sep", cls=options.Command)
+@command.command("b-min-sep")
 @_binned
 @_separation
 def b_min_sep(**arguments: object) -> None:
@@ -378,7 +378,7 @@ def b_min_sep(**arguments: object) -> None:
     _answer(BMinSep, "b-min-sep", arguments)
 
 
-@command.command("random-partition", cls=options.Command)
+@command.command("random-partition")
 @_binned
 @_separation
 def random_partition(**arguments: object) -> None:
@@ -396,7 +396,7 @@ def random_partition(**arguments: object) -> None:
     _answer(RandomPartition, "random-partition", arguments)
 
 
-@command.command("fixed-order", cls=options.Command)
+@command.command("fixed-order")
 @_with_strategy
 @_of_file
 def fixed_order(**arguments: object) -> None:
@@ -409,7 +409,7 @@ def fixed_order(**arguments: object) -> None:
     _answer(FixedOrder, "fixed order", arguments)
 
 
-@command.command("min-separation", cls=options.Command)
+@command.command("min-separation")
 @_with_strategy
 @_lengths
 @_separation
