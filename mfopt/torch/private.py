@@ -107,6 +107,9 @@ class PrivateModule(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, run: PrivateRun, *, is_mean: bool) -> None:
         super().__init__()
         self._module, self._run, self._is_mean = module, run, is_mean
+        self._reduction = rows.UnitRows.reduction._replace(
+            declared="mean" if is_mean else "sum", divided={}
+        )
 
     def __getattr__(self, name: str) -> Any:
         own = "_modules" not in vars(self) or name == "_module"
@@ -142,6 +145,7 @@ class PrivateModule(torch.nn.Module):
 
         parts = [leaves[i] for i in batched]
         is_probed = run.is_probed(self._module, count)
+        is_probed |= any(units != count for units in self._reduction.divided.values())
         with examples.probed(of_one, parts, run if is_probed else None):
             outputs, pullback = examples.forward(of_one, parts)
         outputs = [_leaf(x) for x in outputs]
@@ -156,9 +160,8 @@ class PrivateModule(torch.nn.Module):
             self._together(next(remaining), x) if isinstance(x, torch.Tensor) else x
             for x in of_example[0]
         ]
-        declared = "mean" if self._is_mean else "sum"
         results = [
-            rows.Outputs.of(x.view_as(x), units, is_probed=is_probed, declared=declared)
+            rows.Outputs.of(x.view_as(x), units, is_probed=is_probed, reduction=self._reduction)
             if _is_array(x)
             else x
             for x in results

@@ -34,12 +34,16 @@ class _Reduction(NamedTuple):
 
     Attributes:
       declared: what the loss is said to be, "mean" or "sum".
-      kinds: what this one is, or both in parts; nothing where that is not known.
+      divided: of the passes before, by the multiple of their units that a sum was divided by:
+        these units.
+      kinds: what this one is, or both in parts; nothing where that is not known. Of a sum that was
+        divided by a multiple of its units that multiple: a mean, or a sum over a fixed number.
       units: their number.
     """
 
     declared: str = "mean"
-    kinds: frozenset[str] = frozenset()
+    divided: dict[int, int] = {}  # noqa: RUF012
+    kinds: frozenset[str | int] = frozenset()
     units: int = 0
 
 
@@ -65,19 +69,19 @@ class UnitRows(torch.Tensor):
         units: Iterable[int],
         *,
         is_probed: bool = False,
-        declared: str = "mean",
+        reduction: _Reduction = reduction,
     ) -> UnitRows:
         """``tensor``, whose rows are of ``units``; mixed, where it has another number of rows.
 
         Args:
           tensor, units: rows, and the unit of each.
           is_probed: whether operations are computed again.
-          declared: what the loss is said to be, "mean" or "sum".
+          reduction: what the loss is said to be, and the passes before.
         """
         rows, units = tensor.as_subclass(cls), tuple(units)
         is_whole = len(units) == tensor.shape[0]
         rows.units, rows.is_probed = units if is_whole else None, is_probed
-        rows.reduction = _Reduction(declared)
+        rows.reduction = reduction
         rows.fault = "" if is_whole else f"collate_fn, {tensor.shape[0]} rows of {len(units)} units"
         return rows
 
@@ -111,8 +115,8 @@ class Outputs(UnitRows):
             way_out += "PrivateRun.backward, which calls the loss for one example at a time."
             raise _check.reject("loss", "not a mean over examples", rule, way_out)
         reduction = args[0].reduction if function is torch.Tensor.backward else _Reduction()
-        if reduction.kinds - {declared := reduction.declared}:
-            actual = "sum" if declared == "mean" else "mean"
+        actual = "sum" if (declared := reduction.declared) == "mean" else "mean"
+        if actual in _told_apart(reduction):
             rule = f"is what the loss was said to be, and it is a {actual} over examples: their "
             rule += "gradients would depend on how many there are"
             way_out = f'Give loss_reduction="{actual}", or make the loss a {declared}.'
@@ -198,8 +202,8 @@ def _name_units(name: str, function: Any, args: Any, kwargs: Any, results: list[
         if units and each[0] is None and len(units) > 1 and not fault:
             kinds = _kinds(function, args, kwargs, len(units))
             reduction = reduction._replace(kinds=kinds, units=len(set(units)))
-        elif reduction.units and _divides(name, args, reduction.units):
-            reduction = reduction._replace(kinds=frozenset(["mean"]))
+        elif reduction.units and (times := _multiple(name, args, reduction.units)):
+            reduction = reduction._replace(kinds=frozenset([times]))
         for x in results:
             x.reduction, x.fault = reduction, name if "mixed" in reduction.kinds else x.fault
 
@@ -207,20 +211,35 @@ def _name_units(name: str, function: Any, args: Any, kwargs: Any, results: list[
 def _reduction_of(sources: list[UnitRows]) -> _Reduction:
     """What is known of what an operation is computed from."""
     parts = [x.reduction for x in sources]
-    declared = next((x.reduction.declared for x in sources if isinstance(x, Outputs)), "mean")
-    kinds = (part.kinds for part in parts)
-    return _Reduction(declared, frozenset().union(*kinds), max(part.units for part in parts))
+    basis = next((x.reduction for x in sources if isinstance(x, Outputs)), _Reduction())
+    kinds = frozenset().union(*(part.kinds for part in parts))
+    return basis._replace(kinds=kinds, units=max(part.units for part in parts))
 
 
-def _divides(name: str, args: Any, count: int) -> bool:
-    """True if an operation divides by ``count`` or a multiple of it."""
-    number = args[1] if len(args) > 1 and isinstance(args[1], int | float) else 0
-    if "mul" in name and number:
-        number = 1 / number
-    elif "div" not in name or name.startswith("__r"):
-        return False
-    times = number / count
-    return times > 0.5 and abs(times - round(times)) * count < _TOLERANCE
+def _multiple(name: str, args: Any, count: int) -> int:
+    """The multiple of ``count`` that an operation divides by; 0 if it does not."""
+    with contextlib.suppress(*_NOT_TAKEN, ArithmeticError):
+        number = float(args[1])
+        times = (1 / number if "mul" in name else number) / count
+        is_division = "mul" in name or ("div" in name and not name.startswith("__r"))
+        if is_division and abs(times - round(times)) * count < _TOLERANCE:
+            return round(times)
+    return 0
+
+
+def _told_apart(reduction: _Reduction) -> set[str | int]:
+    """What a loss is, in parts; what it was divided by tells that from the second number on.
+
+    A mean is divided by the same multiple of other units, and a sum over a fixed number is not.
+    """
+    kinds, divided = set(reduction.kinds), reduction.divided
+    multiples = kinds - {"mean", "sum"}
+    if kinds and not multiples:
+        divided.clear()
+    if multiples and reduction.declared == "sum":
+        units = {divided.setdefault(times, reduction.units) for times in multiples}
+        kinds |= {"mean"} if units != {reduction.units} else set()
+    return kinds
 
 
 def _selected(name: str, function: Any, args: Any, kwargs: Any, units: tuple[int, ...]) -> Any:
