@@ -67,7 +67,9 @@ class Loop:
         return next(iter(self.loader))
 
     def plain(self, batch):
-        loss_of(self.model, batch).backward()
+        from mfopt.torch.rows import plain
+
+        loss_of(self.model, [plain(x) for x in batch]).backward()
 
     def is_right(self):
         """Whether the model is what the plain pieces give after these steps."""
@@ -177,6 +179,19 @@ def rows_mixed_up(loop, batch):
     loop.backward((torch.cat([x, batch[0]]), batch[1].repeat(2)))
 
 
+def an_ascent_by_raw_gradients(loop, batch):
+    """Of sharpness-aware minimization."""
+    loss_of(loop.model, batch).backward()
+
+
+def raw_gradients_of_parameters(loop, batch):
+    torch.autograd.grad(loss_of(loop.model, batch), [*loop.model.parameters()])
+
+
+def a_loss_of_the_whole_batch(loop, batch):
+    loop.backward(batch, lambda m, b: loss_of(m, b) + loss_of(m, batch))
+
+
 # what a pass does before a step -> what is said of it
 PASSES = {
     made_twice: "in its sum already",
@@ -196,6 +211,9 @@ PASSES = {
     a_memory_that_no_attribute_shows: "contribution of an example = 'not its own'",
     a_refused_sum_released: "units = 0",
     rows_mixed_up: "mixed by add",
+    an_ascent_by_raw_gradients: "gradient = 'of parameters'.*nothing clips it",
+    raw_gradients_of_parameters: "gradient = 'of parameters'.*nothing clips it",
+    a_loss_of_the_whole_batch: "uses rows of the loader beside its example",
     lambda loop, batch: loop.backward((batch[0][:-1], batch[1][:-1])): "were drawn for the step",
     lambda loop, batch: loop.backward(
         (batch[0].mean(0, keepdim=True), batch[1][:1])
@@ -210,7 +228,7 @@ PASSES = {
 }
 
 
-@pytest.mark.parametrize("number", range(22))
+@pytest.mark.parametrize("number", range(25))
 def test_a_wrong_pass_is_refused(number):
     wrong, match = list(PASSES.items())[number]
     loop = Loop()
@@ -467,6 +485,13 @@ def test_a_loss_that_mixes_examples_is_refused(number):
         LikeOpacus().steps(loss=lambda model, batch: loss(model(batch[0]), batch[1]))
 
 
+def test_a_loss_that_mixes_examples_is_refused_by_other_ways_to_differentiate():
+    loop = LikeOpacus()
+    scores = loop.model(loop.batch()[0])
+    with pytest.raises(UsageError, match="mixes examples by"):
+        torch.autograd.backward(functional.softplus(scores[:, None] - scores[None]).mean())
+
+
 def test_a_loss_of_an_output_among_numbers_is_seen():
     loop = LikeOpacus(run_tests.labelled())
     with pytest.raises(UsageError, match="mixes examples by"):
@@ -709,7 +734,9 @@ def step_in_a_fork():
 @refused("backward = 'of 2 passes'")
 def opacus_one_more_backward():
     loop = LikeOpacus()
-    one_more_backward(loop, loop.batch())
+    batch = loop.batch()
+    loop.backward(batch)
+    loss_of(loop.model, batch).backward()
     loop.optimizer.step()
 
 

@@ -277,6 +277,9 @@ def add_clipped(
         if not isinstance(value, torch.Tensor) or value.ndim:
             given = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise _check.reject("loss", given, "must give a scalar tensor", "Return its mean().")
+        if isinstance(value, rows.UnitRows):
+            rule = "uses rows of the loader beside its example: each gradient would be of others"
+            raise _check.reject("loss", "of other rows", rule, "Use the batch that it is given.")
         if not called:
             rule = "does not call the module that it is given, but perhaps one by its name"
             name = getattr(loss, "__name__", type(loss).__name__)

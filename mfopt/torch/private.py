@@ -128,9 +128,18 @@ class PrivateModule(torch.nn.Module):
         examples = Examples(self._module, run.stream.clip_norm)
         units = rows.units_of(given)
         count = len(units)
+        is_probed = False
+
+        def marked(x: Any) -> Any:
+            if not _is_array(x):
+                return x
+            options = {"is_probed": is_probed, "reduction": self._reduction}
+            return rows.Outputs.of(x.view_as(x), units, **options)
+
         if not count:
             with torch.no_grad():
-                return pytree.tree_map(_leaf, self._module(*args, **kwargs))
+                outputs = self._module(*args, **kwargs)
+            return pytree.tree_map(lambda x: marked(_leaf(x)), outputs)
         batched = [i for i, x in enumerate(leaves) if _is_array(x) and len(x) == count]
         of_example: list[Any] = []  # outputs, as a list, and their structure
 
@@ -160,13 +169,7 @@ class PrivateModule(torch.nn.Module):
             self._together(next(remaining), x) if isinstance(x, torch.Tensor) else x
             for x in of_example[0]
         ]
-        results = [
-            rows.Outputs.of(x.view_as(x), units, is_probed=is_probed, reduction=self._reduction)
-            if _is_array(x)
-            else x
-            for x in results
-        ]
-        return pytree.tree_unflatten(results, of_example[1])
+        return pytree.tree_unflatten(map(marked, results), of_example[1])
 
     def _together(self, outputs: torch.Tensor, one: torch.Tensor) -> torch.Tensor:
         """``outputs`` of all examples; if ``one`` example's is a number, their mean or sum."""

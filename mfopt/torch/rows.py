@@ -90,6 +90,14 @@ class UnitRows(torch.Tensor):
         cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
+        is_grad = function is torch.autograd.grad and any(
+            isinstance(x, torch.nn.Parameter) for x in pytree.tree_leaves((args, kwargs))
+        )
+        if cls is UnitRows and (function is torch.Tensor.backward or is_grad):
+            rule = "is computed from rows of a private batch, and nothing clips it or adds noise"
+            way_out = "Call run.backward(module, loss, batch). Gradients of inputs are allowed: "
+            way_out += "torch.autograd.grad(loss, x)."
+            raise _check.reject("gradient", "of parameters", rule, way_out)
         result = super().__torch_function__(  # type: ignore[no-untyped-call]
             function, kinds, args, kwargs
         )
@@ -109,11 +117,6 @@ class Outputs(UnitRows):
     def __torch_function__(
         cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if function is torch.Tensor.backward and args[0].fault:
-            rule = f"mixes examples by {args[0].fault}, or divides by what depends on them"
-            way_out = "Use a mean over examples of losses that depend on one example each; or "
-            way_out += "PrivateRun.backward, which calls the loss for one example at a time."
-            raise _check.reject("loss", "not a mean over examples", rule, way_out)
         reduction = args[0].reduction if function is torch.Tensor.backward else _Reduction()
         actual = "sum" if (declared := reduction.declared) == "mean" else "mean"
         if actual in _told_apart(reduction):
@@ -206,6 +209,16 @@ def _name_units(name: str, function: Any, args: Any, kwargs: Any, results: list[
             reduction = reduction._replace(kinds=frozenset([times]))
         for x in results:
             x.reduction, x.fault = reduction, name if "mixed" in reduction.kinds else x.fault
+    for x in results:
+        if x.fault and x.requires_grad:
+            x.register_hook(functools.partial(_refuse_mixed, x.fault))
+
+
+def _refuse_mixed(fault: str, _: torch.Tensor) -> None:
+    rule = f"mixes examples by {fault}, or divides by what depends on them"
+    way_out = "Use a mean over examples of losses that depend on one example each; or "
+    way_out += "PrivateRun.backward, which calls the loss for one example at a time."
+    raise _check.reject("loss", "not a mean over examples", rule, way_out)
 
 
 def _reduction_of(sources: list[UnitRows]) -> _Reduction:
@@ -219,7 +232,7 @@ def _reduction_of(sources: list[UnitRows]) -> _Reduction:
 def _multiple(name: str, args: Any, count: int) -> int:
     """The multiple of ``count`` that an operation divides by; 0 if it does not."""
     with contextlib.suppress(*_NOT_TAKEN, ArithmeticError):
-        number = float(args[1])
+        number = float(torch.as_tensor(args[1]).detach())
         times = (1 / number if "mul" in name else number) / count
         is_division = "mul" in name or ("div" in name and not name.startswith("__r"))
         if is_division and abs(times - round(times)) * count < _TOLERANCE:
