@@ -27,15 +27,17 @@ def place() -> tuple[int, int]:
 def refuse_layers(module: torch.nn.Module) -> None:
     """Raise :class:`UsageError` for layers that add up gradients, or normalize by the batch."""
     for name, layer in module.named_modules():
-        if (kind := type(layer).__name__) in _ADDING:
+        kind = type(layer).__name__
+        if kind in _ADDING:
             rule = "adds up gradients before they are clipped and noised"
             way_out = "Give its `module`: the run adds up sums over processes; or use fully_shard."
-            raise _check.reject(f"module.{name}".rstrip("."), kind, rule, way_out)
         # PyTorch's own words for a single row are a riddle
-        if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and layer.training:
+        elif isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and layer.training:
             rule = "normalizes each example by the others of its batch"
             way_out = "Use GroupNorm or LayerNorm, or freeze it: `eval()`."
-            raise _check.reject(f"module.{name}".rstrip("."), kind, rule, way_out)
+        else:
+            continue
+        raise _check.reject(f"module.{name}".rstrip("."), kind, rule, way_out)
 
 
 def _following(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, list[torch.nn.Module]]]:

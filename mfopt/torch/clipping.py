@@ -84,8 +84,7 @@ class Examples:
 
         arguments = self.module, self._detached, self._names, parts
         eager = torch.compiler.set_stance("force_eager")
-        unhooked = _unhooked(self.module if self._spread else None)
-        with eager, unhooked:
+        with eager, _unhooked(self.module):
             try:
                 outputs, pullback = per_example.forward(of_one, *arguments)
             except torch.OutOfMemoryError:
@@ -156,7 +155,8 @@ class Examples:
         yield
         probe.refuse_changes(kept, state())
         for one, other, bound in zip(first, contribution(), (self.bound, 1.0), strict=True):
-            probe.refuse_difference(one, other, bound)
+            if one:
+                probe.refuse_difference(one, other, bound)
 
     def _caller(self, parameters: Mapping[str, torch.Tensor]) -> Callable[..., Any]:
         """The module with these trained parameters."""
@@ -182,11 +182,8 @@ class Examples:
             each = []
             for i, of_example in enumerate(outputs):
                 part = [d if d is None else d[i] for d in cotangents]
-                kept, directions = per_example.differentiable(of_example, part)
                 each.append(
-                    torch.autograd.grad(kept, trained, directions, materialize_grads=True)
-                    if kept
-                    else [torch.zeros_like(p) for p in trained]
+                    per_example.pulled_back(of_example, part, trained, materialize_grads=True)
                 )
             stacked = [per_example.GradientRows(torch.stack(x)) for x in zip(*each, strict=True)]
             return {name: [x] for name, x in zip(self.trained, stacked, strict=True)}
@@ -341,10 +338,10 @@ def _whole(p: Any) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _unhooked(module: torch.nn.Module | None) -> Iterator[None]:
+def _unhooked(module: torch.nn.Module) -> Iterator[None]:
     """Without the hooks of FSDP2, which would put its parameters in place of those given."""
     kept = []
-    for layer in module.modules() if module else ():
+    for layer in module.modules():
         for hooks in (layer._forward_pre_hooks, layer._forward_hooks):
             kept.append((hooks, dict(hooks)))
             for number, hook in list(hooks.items()):

@@ -115,21 +115,17 @@ class Products:
         return self.left, self.right
 
 
-def merged(gradients: Sequence[GradientRows | Products]) -> Sequence[GradientRows | Products]:
+def merged(gradients: Sequence[Any]) -> Sequence[GradientRows | Products]:
     """Gradients of one parameter from its uses: rows, or at most one product of each kind."""
-    rows = [x.values for x in gradients if isinstance(x, GradientRows)]
-    products = [x for x in gradients if isinstance(x, Products)]
-    if rows:
-        return [GradientRows(sum([*(x.dense().values for x in products), *rows[1:]], rows[0]))]
-    if len(products) < 2:
-        return products
+    if len(gradients) < 2:
+        return gradients
+    if any(isinstance(x, GradientRows) for x in gradients):
+        return [GradientRows(torch.stack([x.dense().values for x in gradients]).sum(0))]
     joined = []
     for is_indexed in (False, True):
-        if kind := [x for x in products if x.is_indexed == is_indexed]:
-            left_factor, right_factor = (
-                torch.cat(list(x), 1) for x in zip(*(x._pair for x in kind), strict=True)
-            )
-            joined.append(Products(left_factor, right_factor, kind[0].height))
+        if kind := [x._pair for x in gradients if x.is_indexed == is_indexed]:
+            factors = (torch.cat(x, 1) for x in zip(*kind, strict=True))
+            joined.append(Products(*factors, gradients[0].height))
     return joined
 
 
@@ -142,10 +138,9 @@ def norm_bounds(gradients: Sequence[GradientRows | Products]) -> tuple[torch.Ten
     Args:
       gradients: not empty, as from :func:`merged`.
     """
-    products = [x for x in gradients if isinstance(x, Products)]
-    for rows in gradients:
-        if isinstance(rows, GradientRows):
-            return rows.norms()
+    if isinstance(gradients[0], GradientRows):
+        return gradients[0].norms()
+    products: Any = gradients
     lengths = torch.stack([x.lengths() for x in products]).sum(0)
     uses = sum(x.left.shape[1] for x in products)
     if uses == 1:
@@ -263,8 +258,7 @@ class _Layer:
         outputs, inputs = (y.to(kind) if y.is_floating_point() else y for y in self.factors(x, d))
         yield self.names["weight"], self.product(outputs, inputs)
         if "bias" in self.names:
-            alone = outputs.shape[1] == 1
-            yield self.names["bias"], GradientRows(outputs if alone else outputs.sum(1))
+            yield self.names["bias"], GradientRows(outputs.sum(1))
 
 
 class _Transposed(_Layer):
@@ -435,11 +429,8 @@ def forward(
 
     def gradients(cotangents: Sequence[torch.Tensor | None]) -> Gradients:
         calls.is_open = True
-        rows: Sequence[torch.Tensor | None] = [None] * len(copies)
-        kept, directions = differentiable(outputs, cotangents)
-        if kept:
-            inputs = [calls.trigger, *copies.values()]
-            _, *rows = torch.autograd.grad(kept, inputs, directions, allow_unused=True)
+        inputs = [calls.trigger, *copies.values()]
+        _, *rows = pulled_back(outputs, cotangents, inputs, allow_unused=True)
         result: Gradients = {
             k: [] if g is None else [GradientRows(g)] for k, g in zip(copies, rows, strict=True)
         }
@@ -452,10 +443,16 @@ def forward(
     return outputs, gradients
 
 
-def differentiable(
-    outputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor | None]
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """(outputs, their gradients) of those that have one."""
-    pairs = zip(outputs, cotangents, strict=True)
-    kept = [(y, d) for y, d in pairs if d is not None and y.requires_grad]
-    return [y for y, _ in kept], [d for _, d in kept]
+def pulled_back(
+    outputs: Sequence[torch.Tensor],
+    cotangents: Sequence[torch.Tensor | None],
+    inputs: Sequence[torch.Tensor],
+    **options: bool,
+) -> Sequence[torch.Tensor]:
+    """Gradients of ``inputs`` from those of the outputs that have one."""
+    pairs = [
+        (y, d)
+        for y, d in zip(outputs, cotangents, strict=True)
+        if d is not None and y.requires_grad
+    ]
+    return torch.autograd.grad([y for y, _ in pairs], inputs, [d for _, d in pairs], **options)

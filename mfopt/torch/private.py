@@ -92,7 +92,7 @@ def make_private(
     loader = run.loader(dataset, collate_fn=collate_fn, **loader_options)
     run.attach(optimizer)
     _skip_steps(optimizer, run)
-    return PrivateModule(module, run, is_mean=loss_reduction == "mean"), optimizer, loader
+    return PrivateModule(module, run, loss_reduction), optimizer, loader
 
 
 class PrivateModule(torch.nn.Module):
@@ -101,15 +101,13 @@ class PrivateModule(torch.nn.Module):
     Args:
       module: that is trained; its attributes are found here too.
       run: whose optimizer sums the clipped gradients.
-      is_mean: whether the loss is a mean over examples, or their sum.
+      loss_reduction: what the loss is said to be of examples, "mean" or "sum".
     """
 
-    def __init__(self, module: torch.nn.Module, run: PrivateRun, *, is_mean: bool) -> None:
+    def __init__(self, module: torch.nn.Module, run: PrivateRun, loss_reduction: str) -> None:
         super().__init__()
-        self._module, self._run, self._is_mean = module, run, is_mean
-        self._reduction = rows.UnitRows.reduction._replace(
-            declared="mean" if is_mean else "sum", divided={}
-        )
+        self._module, self._run = module, run
+        self._reduction = rows.UnitRows.reduction._replace(declared=loss_reduction, divided={})
 
     def __getattr__(self, name: str) -> Any:
         own = "_modules" not in vars(self) or name == "_module"
@@ -133,8 +131,9 @@ class PrivateModule(torch.nn.Module):
         def marked(x: Any) -> Any:
             if not _is_array(x):
                 return x
-            options = {"is_probed": is_probed, "reduction": self._reduction}
-            return rows.Outputs.of(x.view_as(x), units, **options)
+            return rows.Outputs.of(
+                x.view_as(x), units, is_probed=is_probed, reduction=self._reduction
+            )
 
         if not count:
             with torch.no_grad():
@@ -158,7 +157,7 @@ class PrivateModule(torch.nn.Module):
         with examples.probed(of_one, parts, run if is_probed else None):
             outputs, pullback = examples.forward(of_one, parts)
         outputs = [_leaf(x) for x in outputs]
-        scale = count if self._is_mean else 1
+        scale = count if self._reduction.declared == "mean" else 1
 
         def add(sums: Mapping[torch.Tensor, torch.Tensor]) -> None:
             run.norms.append(examples.add(pullback([x.grad for x in outputs]), sums, scale))
@@ -173,9 +172,7 @@ class PrivateModule(torch.nn.Module):
 
     def _together(self, outputs: torch.Tensor, one: torch.Tensor) -> torch.Tensor:
         """``outputs`` of all examples; if ``one`` example's is a number, their mean or sum."""
-        if one.ndim:
-            return outputs
-        return outputs.mean() if self._is_mean else outputs.sum()
+        return outputs if one.ndim else getattr(torch, self._reduction.declared)(outputs)
 
 
 def _is_array(x: Any) -> bool:

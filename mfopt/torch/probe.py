@@ -11,7 +11,6 @@ import contextlib
 import copyreg
 import functools
 import hashlib
-import math
 import re
 import types
 from collections import deque
@@ -150,17 +149,15 @@ def refuse_difference(
     """Raise :class:`UsageError` unless two contributions of an example are equal to rounding.
 
     Args:
-      reference, repeated: before its batch, and after it, before they are clipped.
+      reference, repeated: before its batch, and after it, before they are clipped; not empty.
       bound: that rounding is measured by, or by the norm of ``reference`` where that is larger.
     """
 
-    def norm(tensors: list[torch.Tensor]) -> float:
-        return math.hypot(*(float(torch.linalg.vector_norm(x.nan_to_num())) for x in tensors))
-
-    distance = norm(
-        [a.nan_to_num() - b.nan_to_num() for a, b in zip(reference, repeated, strict=True)]
+    before, after = (
+        torch.cat([x.nan_to_num().ravel().double() for x in tensors])
+        for tensors in (reference, repeated)
     )
-    distance /= max(bound, norm(reference))
+    distance = float((before - after).norm() / before.norm().clamp(min=bound))
     if not distance <= _TOLERANCE:
         rule = f"moved by {distance:.3g} of its bound from before its batch to after it: model or "
         rule += "loss remember other examples"

@@ -95,8 +95,7 @@ class UnitRows(torch.Tensor):
         )
         if cls is UnitRows and (function is torch.Tensor.backward or is_grad):
             rule = "is computed from rows of a private batch, and nothing clips it or adds noise"
-            way_out = "Call run.backward(module, loss, batch). Gradients of inputs are allowed: "
-            way_out += "torch.autograd.grad(loss, x)."
+            way_out = "Call run.backward; for gradients of inputs, torch.autograd.grad(loss, x)."
             raise _check.reject("gradient", "of parameters", rule, way_out)
         result = super().__torch_function__(  # type: ignore[no-untyped-call]
             function, kinds, args, kwargs
@@ -245,13 +244,13 @@ def _told_apart(reduction: _Reduction) -> set[str | int]:
 
     A mean is divided by the same multiple of other units, and a sum over a fixed number is not.
     """
-    kinds, divided = set(reduction.kinds), reduction.divided
+    kinds, units = set(reduction.kinds), reduction.units
     multiples = kinds - {"mean", "sum"}
     if kinds and not multiples:
-        divided.clear()
-    if multiples and reduction.declared == "sum":
-        units = {divided.setdefault(times, reduction.units) for times in multiples}
-        kinds |= {"mean"} if units != {reduction.units} else set()
+        reduction.divided.clear()
+    for times in multiples:
+        if reduction.declared == "sum" and reduction.divided.setdefault(times, units) != units:
+            kinds.add("mean")
     return kinds
 
 
@@ -287,8 +286,7 @@ def _mixes(function: Any, args: Any, kwargs: Any, source: UnitRows, *, of_gradie
                 x *= 1.5 + row - other
             return x
 
-        results, gradients = _again(function, args, kwargs, change, of_gradients=of_gradients)
-        return gradients if of_gradients else results
+        return _again(function, args, kwargs, change)[of_gradients]
 
     try:
         for row, other in ((0, -1), (-1, 0)):
@@ -311,9 +309,7 @@ def _kinds(function: Any, args: Any, kwargs: Any, count: int) -> frozenset[str]:
     """
 
     def outcome(kept: int) -> tuple[list[torch.Size], torch.Tensor]:
-        results, gradients = _again(
-            function, args, kwargs, lambda x: x[:kept], of_gradients=True, is_wide=True
-        )
+        results, gradients = _again(function, args, kwargs, lambda x: x[:kept])
         return [x.shape for x in results], torch.cat([x[: count - 1].ravel() for x in gradients])
 
     try:
@@ -335,17 +331,14 @@ def _again(
     args: Any,
     kwargs: Any,
     change: Callable[[torch.Tensor], torch.Tensor],
-    *,
-    of_gradients: bool,
-    is_wide: bool = False,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """(results, gradients of a sum of them by each row) of an operation on changed rows.
+
+    In float64, where one row in many shows.
 
     Args:
       function, args, kwargs: the operation.
       change: of a copy of each tensor of rows.
-      of_gradients: whether they are wanted.
-      is_wide: compute in float64, where one row in many shows.
     """
     inputs: list[torch.Tensor] = []
 
@@ -353,7 +346,7 @@ def _again(
         if not isinstance(x, torch.Tensor):
             return x
         copy = plain(x).detach().clone()
-        copy = copy.double() if is_wide and copy.is_floating_point() else copy
+        copy = copy.double() if copy.is_floating_point() else copy
         if not isinstance(x, UnitRows):
             return copy
         copy = change(copy)
@@ -365,8 +358,6 @@ def _again(
     with seeded(inputs), torch.enable_grad():
         made = function(*pytree.tree_map(changed, args), **pytree.tree_map(changed, kwargs))
         results = [x for x in pytree.tree_leaves(made) if isinstance(x, torch.Tensor)]
-        if not of_gradients:
-            return [x.detach() for x in results], []
         smooth = [(x * torch.randn_like(x)).sum() for x in results if x.requires_grad]
         grads = torch.autograd.grad(smooth, inputs, materialize_grads=True) if smooth else ()
-        return results, list(grads)
+        return [x.detach() for x in results], list(grads)

@@ -178,14 +178,12 @@ class PrivateRun:
           UsageError: a data set without numbered records, or of another size than the population;
             options that draw batches.
         """
-        if collate_fn is not None:
-            options["collate_fn"] = collate_fn
         refuse_decided(options)
         loader.refuse_unnumbered(dataset)
         if len(dataset) != self.sampler.population:
             rule = f"the run is for a population of {self.sampler.population}"
             raise _check.reject("dataset", f"{len(dataset)} records", rule)
-        collate = options.pop("collate_fn", None) or default_collate
+        collate = collate_fn or default_collate
         collator = self._collators.setdefault(
             (id(collate), id(dataset)), loader.Collator(collate, dataset)
         )
