@@ -124,7 +124,7 @@ class Collator:
             others = list(records)
             others[place] = records[len(records) // 2]
             rows, again, changed = map(self._rows_of, (records, records, others))
-            is_alike = rows == again and {*map(len, rows)} == {*map(len, changed)}
+            is_alike = [*map(len, rows), again] == [*map(len, changed), rows]
             if is_alike and (Counter(rows) - Counter(changed)).total() > 1:
                 rule = "makes rows of several records each: their sum moves by more than one clips"
                 way_out = "Let it make one row of each record alone."

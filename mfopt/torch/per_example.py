@@ -125,7 +125,7 @@ def merged(gradients: Sequence[Any]) -> Sequence[GradientRows | Products]:
     for is_indexed in (False, True):
         if kind := [x._pair for x in gradients if x.is_indexed == is_indexed]:
             factors = (torch.cat(x, 1) for x in zip(*kind, strict=True))
-            joined.append(Products(*factors, gradients[0].height))
+            joined.append(Products(*factors, height=gradients[0].height))  # type: ignore[misc, arg-type]
     return joined
 
 

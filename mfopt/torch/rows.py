@@ -42,7 +42,7 @@ class _Reduction(NamedTuple):
     """
 
     declared: str = "mean"
-    divided: dict[int, int] = {}  # noqa: RUF012
+    divided: dict[Any, int] = {}  # noqa: RUF012
     kinds: frozenset[str | int] = frozenset()
     units: int = 0
 
@@ -210,7 +210,7 @@ def _name_units(name: str, function: Any, args: Any, kwargs: Any, results: list[
             x.reduction, x.fault = reduction, name if "mixed" in reduction.kinds else x.fault
     for x in results:
         if x.fault and x.requires_grad:
-            x.register_hook(functools.partial(_refuse_mixed, x.fault))
+            x.register_hook(functools.partial(_refuse_mixed, x.fault))  # type: ignore[no-untyped-call]
 
 
 def _refuse_mixed(fault: str, _: torch.Tensor) -> None:
