@@ -110,8 +110,8 @@ class NoiseStream:
         secure: bool = False,
     ) -> None:
         self.iterations = _check.integer("iterations", iterations)
-        self._noise_multiplier = _check.positive("noise_multiplier", noise_multiplier)
-        self._clip_norm = _check.positive("clip_norm", clip_norm)
+        self.noise_multiplier = _check.positive("noise_multiplier", noise_multiplier)
+        self.clip_norm = _check.positive("clip_norm", clip_norm)
         self.secure = bool(secure)
         default_type = np.float64 if secure else np.float32
         self.dtype = _dtype("dtype", default_type if dtype is None else dtype)
@@ -150,16 +150,6 @@ class NoiseStream:
             donate_argnames=("key", "buffers"),
             compiler_options=_kernels.host_options(),
         )
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Standard deviation of the white draws z over the clip norm."""
-        return self._noise_multiplier
-
-    @property
-    def clip_norm(self) -> float:
-        """Bound on the norm of what one unit adds to a sum; one for all steps."""
-        return self._clip_norm
 
     @property
     def stddev(self) -> float:
