@@ -79,11 +79,13 @@ def _execute(
         mark_used(folder)  # before the first draw
     _write_report(prepared, start)
     evaluate, public_loss, healthy = _evaluators(prepared)
-    told, total = progress if lead else silent, prepared.steps
-    with metrics.Recorder(config, start=start, total=total, progress=told, write=lead) as recorder:
-        first = evaluate(state) if start == 0 else {}
-        recorder.evaluations(start, first)
-        last, evaluated = first, start
+    report = progress if lead else silent
+    with metrics.Recorder(
+        config, start=start, total=prepared.steps, progress=report, write=lead
+    ) as recorder:
+        initial = evaluate(state) if start == 0 else {}
+        recorder.evaluations(start, initial)
+        latest, evaluated = initial, start
         # by the clock of one process, so for one process only; and several cannot stop at the same
         # step without asking each other at every one
         alone, clock = jax.process_count() == 1, time.monotonic()
@@ -106,14 +108,14 @@ def _execute(
                     )
                 ends = done == prepared.steps
                 if ends:  # beyond what the pace of the steps tells
-                    told(Progress("evaluating"))
+                    report(Progress("evaluating"))
                 if ends or (config.evaluate_every and done % config.evaluate_every == 0):
-                    last, evaluated = evaluate(state), done
-                    recorder.evaluations(done, last)
+                    latest, evaluated = evaluate(state), done
+                    recorder.evaluations(done, latest)
                     if config.patience and prepared.validation is None:
                         history.append(public_loss(state))
-                    elif config.patience and VALIDATION in last:
-                        history.append(last[VALIDATION].loss)
+                    elif config.patience and VALIDATION in latest:
+                        history.append(latest[VALIDATION].loss)
                     if config.patience:
                         ends |= _settled(history, config.patience)
                 waited = time.monotonic() - clock
@@ -135,8 +137,8 @@ def _execute(
     return {
         "steps": done,
         "evaluated_after": evaluated,
-        "before": {part: result._asdict() for part, result in first.items()},
-        "after": {part: result._asdict() for part, result in last.items()},
+        "before": {part: result._asdict() for part, result in initial.items()},
+        "after": {part: result._asdict() for part, result in latest.items()},
         "privacy": stated,
         "output": str(folder),
     }
@@ -154,14 +156,14 @@ def _restored(
     for number, reason in restored.damaged.items():
         note = f"the checkpoint of step {number} is damaged ({reason}) and was removed"
         progress(Progress("training", note=note, lasting=True))
-    saved, now = restored.facts["run"], prepared.facts
-    other = [name for name in now if saved.get(name) != now[name]]
-    if other:
+    saved, current = restored.facts["run"], prepared.facts
+    changed = [name for name in current if saved.get(name) != current[name]]
+    if changed:
         rule = "differs from the run that wrote the checkpoint"
         way_out = (
             "The same noise would meet other data: resume with its config.toml, or begin anew."
         )
-        raise _check.reject("resume", ", ".join(other), rule, way_out)
+        raise _check.reject("resume", ", ".join(changed), rule, way_out)
     note = f"resuming after step {int(restored.state.step)}"
     progress(Progress("training", note=note, lasting=True))
     return restored.state, list(restored.facts["public_losses"])
@@ -169,8 +171,8 @@ def _restored(
 
 def _settled(history: list[float], patience: int) -> bool:
     """Return True if the last ``patience`` losses are no lower than an earlier one."""
-    before, after = history[:-patience], history[-patience:]
-    return bool(patience and before) and min(before) <= min(after)
+    earlier, recent = history[:-patience], history[-patience:]
+    return bool(patience and earlier) and min(earlier) <= min(recent)
 
 
 def _finish(prepared: Prepared, state: TrainState) -> dict[str, Any] | None:

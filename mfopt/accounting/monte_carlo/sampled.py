@@ -209,9 +209,9 @@ class OneUnit(LossModel):
             if self._with_constant(direction, tilt.log_ceiling) <= log_delta:
                 return None
             tilt = self._estimating.estimator_tilt(direction, point)
-            seen = self._glanced(tilt, point, key)
-            error = seen.deviation / math.sqrt(seen.samples)
-            above = seen.log_mean + math.log1p(_DECISIVE * error)
+            glance = self._glanced(tilt, point, key)
+            error = glance.deviation / math.sqrt(glance.samples)
+            above = glance.log_mean + math.log1p(_DECISIVE * error)
             if self._with_constant(direction, above) <= log_delta:
                 return None
         fall, relative, fall_error = _FALL, _REFINED, math.inf
@@ -281,17 +281,18 @@ class OneUnit(LossModel):
         chosen: dict[SampledDirection, Chosen] = self._planned(plan.detail, trial).detail
         size = max(trial.samples // 2, 256)
         for position, direction in enumerate(DIRECTIONS, 1):
-            one = chosen[direction]
-            if one.sampled and one.enough is None and size > one.pilot.samples:
+            choice = chosen[direction]
+            if choice.sampled and choice.enough is None and size > choice.pilot.samples:
                 point = self._at(direction, noise_multiplier, epsilon)
-                tilt, key = self.loss.at(one.pilot.tilt, point), chunked.subkey(trial.key, position)
+                tilt = self.loss.at(choice.pilot.tilt, point)
+                key = chunked.subkey(trial.key, position)
                 chosen[direction] = Chosen(self.loss.pilot(tilt, point, size, key), True)
         return self._planned(chosen, trial)
 
     def _planned(self, chosen: dict[SampledDirection, Chosen], trial: Trial) -> Plan:
         """The plan of these proposals: the lesser direction gets no more samples than it needs."""
-        chosen = {d: one._replace(enough=None) for d, one in chosen.items()}
-        sides = {d: self._side(d, one) for d, one in chosen.items() if one.sampled}
+        chosen = {d: choice._replace(enough=None) for d, choice in chosen.items()}
+        sides = {d: self._side(d, choice) for d, choice in chosen.items() if choice.sampled}
         if self.samples is not None:  # so many were asked for in each direction
             return Plan(tuple(sides.values()), chosen)
         most = max(side.expected(trial.samples, trial.beta, 0.0) for side in sides.values())
@@ -299,8 +300,8 @@ class OneUnit(LossModel):
             for halvings in range(_ENOUGH, 0, -1):
                 size = trial.samples >> halvings
                 if size >= _LEAST and side.expected(size, trial.beta, _SAFE) <= most:
-                    chosen[direction] = one = chosen[direction]._replace(enough=size)
-                    sides[direction] = self._side(direction, one)
+                    chosen[direction] = choice = chosen[direction]._replace(enough=size)
+                    sides[direction] = self._side(direction, choice)
                     break
         return Plan(tuple(sides.values()), chosen)
 
@@ -376,14 +377,14 @@ class OneUnit(LossModel):
         point = self._at("remove", noise_multiplier, epsilon + blur)
         tilt = loss.least("remove", point)
         size = max(self.least_samples // 4, 256)
-        seen = loss.pilot(tilt, point, size, chunked.subkey(trial.key, 1))
+        pilot = loss.pilot(tilt, point, size, chunked.subkey(trial.key, 1))
         # what so many samples as the test's should show
-        square = (1 + seen.deviation**2) / trial.samples
+        square = (1 + pilot.deviation**2) / trial.samples
         spread = math.sqrt(-2 * math.log(trial.beta) * square)
-        if not spread < 1 or not seen.log_mean + math.log1p(-spread) > enough:
+        if not spread < 1 or not pilot.log_mean + math.log1p(-spread) > enough:
             return -math.inf
         drawn = loss.pilot(tilt, point, trial.samples, chunked.subkey(trial.key, 2))
-        return drawn.log_below(seen, trial.beta)
+        return drawn.log_below(pilot, trial.beta)
 
     def free_bounds(self) -> Sequence[FreeBound]:
         if not self.alone:
