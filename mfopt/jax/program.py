@@ -62,8 +62,8 @@ class Product:
         """
         u, v = u.astype(jnp.float32), v.astype(jnp.float32)
         scale = jnp.max(jnp.abs(v), axis=1, keepdims=True, initial=0.0)
-        scale = jnp.where(scale == 0, 1.0, scale)
-        return cls(u * scale, v / scale, shape, tuple(order))
+        scale += scale == 0
+        return cls(u * scale, v / scale, shape, order)
 
     def total(self, factors: jax.Array) -> jax.Array:
         """Σ of the gradients of all examples, each times its factor; of leaves with these in front.
@@ -113,7 +113,7 @@ class _Late:
             shape += [side.shape[axis] for axis in free]
         if not products_pay(positions, math.prod(shape), trained):
             return self.formed()
-        return Product.of(*sides, tuple(shape), self.order)
+        return Product.of(sides[0], sides[1], tuple(shape), self.order)
 
 
 @dataclasses.dataclass(frozen=True)
