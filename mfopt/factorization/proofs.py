@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mfopt.factorization.factorization import Factorization
 
 _PROVED = ("certified", "exact", "bound")
-_WORDS = ("status", "method", "failure_probability", "details")  # of a guarantee, by its proof
+WORDS = ("status", "method", "failure_probability", "details")  # of a guarantee, by its proof
 # code that no proof runs: a change of any other has statements proved again
 _BESIDE = ("experiments/", "jax/", "noise/", "optimize/", "testing/", "torch/", "training/")
 _NUMERICS = ("jax", "jaxlib", "numpy", "scipy", "dp_accounting")
@@ -66,7 +66,7 @@ def note(factorization: Factorization, proved: Guarantee | None = None) -> bool:
     if proved.status not in _PROVED:
         return False
     date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
-    words = {name: getattr(proved, name) for name in _WORDS}
+    words = {name: getattr(proved, name) for name in WORDS}
     facts = {"mfopt": __version__, "date": date, "proved": words}
     return _notes.write(statement(factorization), facts)
 
@@ -97,7 +97,7 @@ def is_known(factorization: Factorization) -> bool:
 
 
 def _worded(stated: Guarantee, words: dict[str, Any]) -> Guarantee:
-    return dataclasses.replace(stated, **{name: words[name] for name in _WORDS})
+    return dataclasses.replace(stated, **{name: words[name] for name in WORDS})
 
 
 def ensure(factorization: Factorization, *, progress: Report = silent) -> Guarantee:
