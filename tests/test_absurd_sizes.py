@@ -74,4 +74,4 @@ def test_a_unit_that_cannot_be_printed_is_refused_before_the_search(unit, monkey
 def test_a_run_whose_data_is_refused_leaves_no_folder(tmp_path):
     words = ["train", "--sampling=balls-in-bins:bins=2,epochs=1", "--eps=8", "--delta=1e-3"]
     said = refusal([*words, f"--data={tmp_path / 'none'}", f"--out={tmp_path / 'run'}"])
-    assert "no token store" in said and list(tmp_path.iterdir()) == []
+    assert "does not exist" in said and list(tmp_path.iterdir()) == []

@@ -221,7 +221,7 @@ def test_damage_is_found(on_disk, tmp_path):
     TokenStore.open(on_disk).verify()
     with pytest.raises(UsageError, match="not a token store"):
         TokenStore.open(tmp_path)
-    with pytest.raises(UsageError, match="no token store"):
+    with pytest.raises(UsageError, match="does not exist"):
         open_parts(tmp_path / "nowhere")
     tokens = np.load(on_disk / "tokens.npy")
     np.save(on_disk / "tokens.npy", tokens[::-1])

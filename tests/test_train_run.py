@@ -457,7 +457,7 @@ def test_settings_round_trip_and_refuse_what_is_unknown(tmp_path):
     unknown = ("poisson:probability=x,iterations=3", "poisson:rate=1", "dice:bins=3", "poisson")
     for changes, match in (
         ({"sampling": "", "epsilon": 0.0, "delta": 0.0}, "either"),
-        ({"delta": 0.0}, "give both"),
+        ({"delta": 0.0}, "a target has both"),
         ({"epsilon": 0.0, "delta": 0.0}, "needed with"),
         ({"optimizer": "lion"}, "optimizer"),
         *(({"sampling": bad}, "sampling") for bad in unknown),

@@ -18,6 +18,9 @@ BUFFERS = 4  # of a BLT and of one with a wave: more gain next to nothing
 BANDS = 16
 WAVE_FROM = 4.0  # ε; below it a second search gains less than it costs
 
+# banded kinds that keep few arrays, by scheme
+_BUFFERED = {FreshBins.kind: "cleared-blt"}
+
 
 def buffers(scheme: BinScheme) -> int:
     """Default number of buffers of a BLT, at most the number of iterations.
@@ -54,8 +57,8 @@ def kinds(scheme: BinScheme, epsilon: float, buffers: int) -> tuple[str, ...]:
     ('cleared-blt',)
     """
     if scheme.most_bands is not None:
-        few = scheme.kind == FreshBins.kind and scheme.bins > buffers + 1  # arrays
-        return ("cleared-blt" if few else "banded-toeplitz",)
+        buffered = _BUFFERED.get(scheme.kind) if scheme.bins > buffers + 1 else None
+        return (buffered or "banded-toeplitz",)
     # of many, only a BLT without a wave has a G from its buffers
     has_few_modes = not time_scaled.has_many_modes(scheme)
     waves = has_few_modes and buffers >= starts.FEWEST_WAVE

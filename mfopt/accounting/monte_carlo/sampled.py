@@ -34,6 +34,7 @@ from mfopt.accounting.monte_carlo.protocol import (
     SampledDirection,
     SampledLoss,
 )
+from mfopt.errors import FailureError
 from mfopt.guarantee import Status
 
 _SEARCH_SAMPLES, _FIRST_SAMPLES = 4096, 1024  # of an estimate of log δ; of one that starts another
@@ -219,7 +220,11 @@ class OneUnit(LossModel):
 
         def excess(samples: int, sigma: float) -> float:
             at = self._at(direction, sigma, epsilon)
-            pilots.append(self._estimating.pilot(self._estimating.at(tilt, at), at, samples, key))
+            try:
+                moved = self._estimating.at(tilt, at)
+            except FailureError:  # σ is out of range, and leads nowhere
+                return math.nan
+            pilots.append(self._estimating.pilot(moved, at, samples, key))
             return self._with_constant(direction, pilots[-1].log_mean) - log_delta
 
         for samples in (max(self._calibrate_samples // 4, _FIRST_SAMPLES), self._calibrate_samples):

@@ -138,7 +138,8 @@ def _written(
             if not counts["records"]:
                 left_out = reasons(counts["bad"])
                 why = f"no record can be used for the part {name} ({left_out or 'there is none'}); "
-                why += "nothing written. Columns are `user` and `text`, or as `data build` is told."
+                why += "nothing written. Columns are `user` and `text`, or as "
+                why += "`mfopt data build` is told by --user-column and --text-column."
                 raise FailureError(why)
             metadata = {
                 "mfopt": __version__,
