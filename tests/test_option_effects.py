@@ -143,7 +143,7 @@ WITH = {
     ("account balls-in-bins", "--certificate"): ["--strategy=banded-sqrt:2"],
     ("account fresh-bins", "--certificate"): ["--strategy=banded-sqrt:2"],
     ("calibrate", "--certificate"): ["!--certify-samples"],
-    ("optimize", "--certificate"): ["--strategy=blt"],
+    ("optimize", "--certificate"): ["--strategy=blt", "!--certify-samples"],
     ("account balls-in-bins", "--estimate"): ["--strategy=banded-sqrt:2"],
     ("account fresh-bins", "--certify-samples"): ["--strategy=banded-sqrt:2", "--seed=1"],
     ("account fresh-bins", "--estimate"): ["--strategy=banded-sqrt:2"],
