@@ -12,7 +12,7 @@ from jax.custom_batching import custom_vmap
 from statements import stated
 
 from mfopt.errors import UsageError
-from mfopt.jax import PrivateRun
+from mfopt.jax import PrivateRun, program
 from mfopt.noise import from_factorization, ledger, owner_only
 from mfopt.noise.for_optax import add_noise
 from mfopt.sampling import BallsInBins
@@ -414,3 +414,23 @@ def test_a_wrong_loop_is_refused(name, tmp_path, monkeypatch):
         return
     means = loop()
     assert means and all(np.isnan(leaf).all() for leaf in jax.tree.leaves(means))
+
+
+def test_norms_of_products_are_not_too_small_where_terms_cancel(monkeypatch):
+    # Σ uᵀv of large terms that nearly cancel: rounding of the double sum exceeds the sum itself
+    rng = np.random.default_rng(0)
+    u, v = (rng.normal(size=(200, 16, width)) for width in (24, 32))
+    u, v = 1e2 * np.concatenate([u, -u], axis=1), np.concatenate([v, v], axis=1)
+    v[:, 16:] += 1e-6 * rng.normal(size=(200, 16, 32))
+    u, v = np.float32(u), np.float32(v)
+    true = np.sum((np.float64(u).swapaxes(1, 2) @ np.float64(v)) ** 2, axis=(1, 2))
+
+    def square(u, v):
+        return program.Product(u, v, (), ()).square()
+
+    def actual():
+        return np.asarray(jax.vmap(square)(u, v), np.float64)
+
+    assert np.all(actual() >= true)
+    monkeypatch.setattr(program, "_SIGMAS", 0.0)
+    assert np.sum(actual() < true) > 20  # without the allowance

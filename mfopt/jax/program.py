@@ -25,10 +25,13 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from mfopt._runtime import _check
 from mfopt._runtime._pytree import STATIC, pytree
 from mfopt.noise import uses
-from mfopt.training.clipping import EXACT, products_pay
+from mfopt.training.clipping import sum_of_squares
 
 PyTree = Any
 _HOST = {"pure_callback", "io_callback", "infeed", "outfeed", "ffi_call", "custom_vmap_call"}
+# products in full float32: what is summed has to have the norm that was computed
+_EXACT = jax.lax.Precision.HIGHEST
+_SIGMAS, _LARGE = 6.0, 2**28  # of a bound for rounding; parameters
 
 
 @pytree
@@ -65,6 +68,23 @@ class Product:
         scale += scale == 0
         return cls(u * scale, v / scale, shape, order)
 
+    def square(self) -> jax.Array:
+        """Squared norm of the gradient, not below its true value for rounding; scalar float32.
+
+        It is Σ_{s,t} (u_s·u_t)(v_s·v_t) (Goodfellow 2015; Li et al. 2022, section 4), whose terms
+        can cancel. A product of n numbers in float32 is off by more than λ √n 2⁻²⁴ times its terms'
+        size with probability 2 exp(-λ²/2) each (Higham and Mary 2019, thm. 3.1, for independent
+        rounding); λ = 6 times the root of the sum of the squared errors is added.
+        """
+        u, v = self.u, self.v
+        if len(u) == 1:
+            return sum_of_squares(u) * sum_of_squares(v)
+        grams = [jnp.matmul(side, side.T, precision=_EXACT) for side in (u, v)]
+        lengths = [jnp.sum(jnp.square(side), axis=-1) for side in (u, v)]
+        slack = 2 * _SIGMAS * math.sqrt(u.shape[1] + v.shape[1] + 2 * len(u)) * 2.0**-24
+        squared = jnp.sum(jnp.sum(grams[0] * grams[1], axis=-1))
+        return jnp.maximum(squared, 0.0) + slack * jnp.sum(lengths[0] * lengths[1])
+
     def total(self, factors: jax.Array) -> jax.Array:
         """Σ of the gradients of all examples, each times its factor; of leaves with these in front.
 
@@ -74,7 +94,7 @@ class Product:
         u = jnp.where(factors > 0, self.u, 0.0)
         v = jnp.where(factors > 0, self.v * factors, 0.0)
         u, v = (side.reshape(-1, side.shape[-1]) for side in (u, v))
-        summed = jnp.matmul(u.T, v, precision=EXACT)
+        summed = jnp.matmul(u.T, v, precision=_EXACT)
         return summed.reshape(self.shape).transpose(self.order)
 
 
@@ -111,7 +131,7 @@ class _Late:
             positions = math.prod(side.shape[axis] for axis in axes)
             sides.append(side.transpose((*axes, *free)).reshape(positions, -1))
             shape += [side.shape[axis] for axis in free]
-        if not products_pay(positions, math.prod(shape), trained):
+        if not _products_pay(positions, math.prod(shape), trained):
             return self.formed()
         return Product.of(sides[0], sides[1], tuple(shape), self.order)
 
@@ -196,6 +216,22 @@ class GradientProgram:
         trained = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.gradients))
         outs = _run(self.program.jaxpr, self.program.consts, leaves)
         return [leaf.leaf(trained) if isinstance(leaf, _Late) else leaf for leaf in outs]
+
+
+def _products_pay(positions: int, size: int, trained: int) -> bool:
+    """True if the positions' products are fewer than the matrix (Bu et al. 2022, section 4).
+
+    Those of several must be in full float32, which is slow on an accelerator: a gradient of up to a
+    gibibyte is formed there.
+
+    Args:
+        positions: rows of u and v.
+        size, trained: numbers of the matrix, and of all that is trained.
+    """
+    if positions == 1:
+        return True
+    is_wanted = trained > _LARGE or jax.default_backend() == "cpu"
+    return 2 * positions**2 <= size and is_wanted
 
 
 def _is_array(leaf: Any) -> bool:

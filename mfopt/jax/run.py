@@ -24,7 +24,7 @@ from mfopt.jax.batches import Batches, StepBatch, tag_of
 from mfopt.jax.program import GradientProgram, Product
 from mfopt.noise import NoiseState, uses
 from mfopt.sampling import UnitSampler
-from mfopt.training.clipping import Clipping, square_of_product, sum_of_squares
+from mfopt.training.clipping import Clipping, sum_of_squares
 
 
 @pytree
@@ -356,7 +356,7 @@ def _key_of(state: PrivateState) -> np.ndarray:
 def _square(leaf: jax.Array) -> jax.Array:
     """Squared norm of one example's gradient of one leaf."""
     if isinstance(leaf, Product):
-        return square_of_product(leaf.u, leaf.v)
+        return leaf.square()
     return sum_of_squares(leaf.astype(jnp.float32))
 
 

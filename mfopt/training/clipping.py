@@ -7,7 +7,6 @@ A clipping maps one unit's gradient to a pytree whose l2 norm over all leaves to
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +14,6 @@ import jax.numpy as jnp
 
 from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
-from mfopt.training import mesh as meshes
 
 PyTree = Any
 
@@ -24,9 +22,6 @@ PyTree = Any
 _MARGIN = 1.0 - 2.0**-18
 # Squares of entries below 1e-19 are 0 in float32: of 10^10 entries together less than the margin.
 _LEAST = 1e-10
-# products in full float32: what is summed has to have the norm that was computed
-EXACT = jax.lax.Precision.HIGHEST
-_SIGMAS, _LARGE = 6.0, 2**28  # of a bound for rounding; parameters
 
 
 class Clipped(NamedTuple):
@@ -146,38 +141,3 @@ def sum_of_squares(leaf: jax.Array) -> jax.Array:
     # row by row first: one running float32 sum over millions of entries would drift
     rows = jnp.sum(jnp.square(jnp.atleast_1d(leaf)), axis=-1)
     return jnp.sum(rows)
-
-
-def square_of_product(u: jax.Array, v: jax.Array) -> jax.Array:
-    """Squared norm of Σ_t u_tᵀ v_t, not below its true value for rounding; scalar float32.
-
-    It is Σ_{s,t} (u_s·u_t)(v_s·v_t) (Goodfellow 2015; Li et al. 2022, section 4), whose terms can
-    cancel. A product of n numbers in float32 is off by more than λ √n 2⁻²⁴ times its terms' size
-    with probability 2 exp(-λ²/2) each (Higham and Mary 2019, thm. 3.1, for independent rounding);
-    λ = 6 times the root of the sum of the squared errors is added.
-
-    Args:
-        u, v: (T, rows) and (T, columns), float32.
-    """
-    if len(u) == 1:
-        return sum_of_squares(u) * sum_of_squares(v)
-    grams = [jnp.matmul(side, side.T, precision=EXACT) for side in (u, v)]
-    lengths = [jnp.sum(jnp.square(side), axis=-1) for side in (u, v)]
-    slack = 2 * _SIGMAS * math.sqrt(u.shape[1] + v.shape[1] + 2 * len(u)) * 2.0**-24
-    squared = jnp.sum(jnp.sum(grams[0] * grams[1], axis=-1))
-    return jnp.maximum(squared, 0.0) + slack * jnp.sum(lengths[0] * lengths[1])
-
-
-def products_pay(positions: int, size: int, trained: int) -> bool:
-    """True if the positions' products are fewer than the matrix (Bu et al. 2022, section 4).
-
-    Those of several must be in full float32, which is slow on an accelerator: a gradient of up to a
-    gibibyte is formed there.
-
-    Args:
-        positions: rows of u and v.
-        size, trained: numbers of the matrix, and of all that is trained.
-    """
-    if positions == 1:
-        return True
-    return 2 * positions**2 <= size and (trained > _LARGE or meshes.on_cpu())
