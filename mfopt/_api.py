@@ -137,7 +137,7 @@ def factorize(
             Target(epsilon, delta, privacy_unit, certify_samples, seed, certificate),
             Form(strategy, bands, buffers),
             Objective.chosen(objective, schedule, workload),
-            _check.kind("search", search or Search(), Search, _SEARCHES),
+            _check.kind("search", Search() if search is None else search, Search, _SEARCHES),
         )
         _require_calls(progress, command)
         schemes = _schemes(sampling, epochs, iterations_per_epoch, question.form.bands, of_scheme)
@@ -185,10 +185,7 @@ def _schemes(
 def _refuse_choices(question: Question, memory: int | None, sampling: str) -> None:
     """Refuse what names a C that ``memory`` or ``sampling`` is to choose."""
     form, search = question.form, question.search
-    chosen = {
-        **vars(form),
-        **{name: getattr(search, name) for name in ("samples", "steps", "init")},
-    }
+    chosen = vars(form) | {"samples": search.samples, "steps": search.steps, "init": search.init}
     for name, value in chosen.items():
         if value is not None:
             rule = "has no effect where C is chosen by `memory` or `sampling`"

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt import query_error
-from mfopt._runtime import _check
+from mfopt._runtime import _check, _sizes
 from mfopt.strategies import (
     Identity,
     Strategy,
@@ -42,6 +42,7 @@ AVERAGED = 8  # "averaged" is the mean of the iterates of the last 1/8 of a run
 WORKLOAD_SHARE = 0.4
 # Singular values of W, relative to the largest, below which they change an error by 1e-8 of it.
 _NEGLIGIBLE = 1e-4
+_BYTES = 480  # that an iteration takes for each schedule, while an error is computed
 
 _SHAPES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "constant": lambda remaining: np.ones_like(remaining),
@@ -81,11 +82,13 @@ def learning_rates(schedule: Schedule, n: int) -> np.ndarray:
     try:
         rates = np.asarray(schedule, np.float64)
     except (TypeError, ValueError):
-        rule = f"must be one of {', '.join(SCHEDULES)}, or the learning rate of each iteration"
-        raise _check.reject("schedule", type(schedule).__name__, rule) from None
+        rates = np.zeros(0)
     if rates.shape != (n,) or not (np.all(np.isfinite(rates) & (rates >= 0)) and rates.any()):
-        rule = f"must be {n} finite learning rates >= 0, one for each iteration, and not all 0"
-        raise _check.reject("schedule", f"shape {rates.shape}", rule)
+        rule = (
+            f"must be one of {', '.join(SCHEDULES)}, or {n} finite learning rates >= 0, one for "
+            "each iteration, and not all 0"
+        )
+        raise _check.reject("schedule", f"{type(schedule).__name__} {rates.shape}", rule)
     return rates
 
 
@@ -100,6 +103,7 @@ def directions(schedules: Sequence[Schedule], n: int) -> np.ndarray:
     """
     if not (isinstance(schedules, Sequence) and schedules):
         raise _check.reject("schedules", schedules, "must be a sequence of some schedules")
+    _sizes.require("n", _check.integer("n", n), lambda n: _BYTES * len(schedules) * n)
     parts = [_directions(schedule, n) for schedule in schedules]
     return np.concatenate([part / np.linalg.norm(part) for part in parts]) / np.sqrt(len(parts))
 

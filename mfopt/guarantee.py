@@ -146,13 +146,11 @@ class Guarantee:
             number = _check.real(name, getattr(self, name), at_most=largest)
             object.__setattr__(self, name, number)
         object.__setattr__(self, "group_size", _check.integer("group_size", self.group_size))
-        if not isinstance(self.method, str):
-            raise _check.reject("method", self.method, "must be a text")
+        _check.kind("method", self.method, str)
         _check.word("privacy_unit", self.privacy_unit)
         _check.choice("adjacency", self.adjacency, get_args(Adjacency))
         _check.choice("status", self.status, get_args(Status))
-        if not isinstance(self.details, dict):
-            raise _check.reject("details", self.details, "must be a dictionary")
+        _check.kind("details", self.details, dict)
         if "bracket" in self.details:
             ends = self.details["bracket"]
             if not isinstance(ends, list | tuple) or len(ends) != 2:
@@ -168,8 +166,8 @@ class Guarantee:
           UsageError: other fields, a field of another type, or a number that is not finite.
         """
         fields = [field.name for field in dataclasses.fields(cls)]
-        if not isinstance(described, dict) or sorted(described) != sorted(fields):
-            stated = sorted(described) if isinstance(described, dict) else described
+        stated = sorted(_check.kind("guarantee", described, dict))
+        if stated != sorted(fields):
             raise _check.reject("guarantee", stated, f"must have the fields {', '.join(fields)}")
         for name in _NUMBERS:
             _check.finite(name, described[name])

@@ -132,7 +132,7 @@ class ToeplitzWorkload(Workload):
 
     def materialize(self, n: int) -> np.ndarray:
         lag = np.subtract.outer(np.arange(n), np.arange(n))
-        return np.where(lag >= 0, self.toeplitz_coefs(n)[np.maximum(lag, 0)], 0.0)
+        return np.tril(self.toeplitz_coefs(n)[np.abs(lag)])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -165,7 +165,7 @@ class Momentum(Workload):
     def materialize(self, n: int) -> np.ndarray:
         rates, _ = self.recurrence(n)
         lag = np.subtract.outer(np.arange(n), np.arange(n))
-        velocity = np.where(lag >= 0, self.momentum ** np.maximum(lag, 0), 0.0)
+        velocity = np.tril(self.momentum ** np.abs(lag))
         return np.cumsum(rates[:, None] * velocity, axis=0)
 
     def recurrence(self, n: int) -> tuple[np.ndarray, float]:

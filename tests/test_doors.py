@@ -1,9 +1,10 @@
 """The command line and Python: the same mechanism, or the same refusal, for the same question."""
 
+import dataclasses
 import functools
 import itertools
-import operator
 import os
+import pkgutil
 import random
 import sys
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from mfopt.accounting import Effort
 from mfopt.factorization import proofs
 from mfopt.optimize import Search, closed_form, kinds, pipeline
 from mfopt.progress import Progress, ambient, listening
-from mfopt.sampling import BallsInBins
+from mfopt.sampling import BallsInBins, MinSeparation
 from mfopt.sampling.named import NAMES
 from mfopt.strategies import Identity
 from mfopt.workloads import PrefixSums
@@ -168,6 +169,7 @@ HOSTILE = (
     *("", "2", "blt", "x", "identity", "poisson", "\n", b"2", [], {}, (), object(), 1j),
     *(np.int64(3), np.float32(2), np.bool_(True), np.ones(3), np.array(2), np.zeros((0, 2))),
     *(["blt", 5], ("identity", "sqrt"), SimpleNamespace(), BallsInBins(4, 2), len, int),
+    *("a" * 300, "a\0", "\ud800"),
 )
 CALLS = {
     "factorize": {
@@ -197,6 +199,21 @@ CALLS = {
     "Mechanism": {"sampling": BallsInBins(4, 2), "strategy": Identity(), "group_size": 1},
     "sampling.Poisson": {"probability": 0.1, "iterations": 8},
     "noise.from_factorization": {"clip_norm": 1.0},
+    "final_model.error": {"strategy": Identity(), "n": 8, "noise_multiplier": 1.0},
+    "final_model.directions": {"n": 8},
+    "workloads.linear_cooldown": {"start": 1, "stop": 4, "final": 0.1},
+    "query_error.row_variances": {"strategy": Identity()},
+    "training.verification.read": {"report": "x.json"},
+    "training.receipts.write_receipt": {"path": "x.json", "run": None, "state": None},
+    "experiments.statement.of_factorization": {"units": None},
+    "training.rounds.PrivateRounds": {"folder": "x", "clip_norm": 1.0, "cohort": 2, "seed": None},
+    "Factorization.save": {"path": "x.npz", "force": True},
+}
+# arguments beside those, which nothing hostile replaces
+FIXED = {
+    "final_model.directions": {"schedules": ("linear",)},
+    "workloads.linear_cooldown": {"n": 8},
+    "query_error.row_variances": {"workload": PrefixSums(), "n": 8},
 }
 STATED = ("strategy", "noise_multiplier", "sampling", "workload", "guarantee")
 
@@ -210,22 +227,32 @@ def with_effort(function, *, samples, seed, **options):
     return function(effort=Effort(samples=samples, seed=seed), **options)
 
 
-def test_hostile_arguments_are_refused_by_the_name_that_was_typed(factorization, work):
+def test_hostile_arguments_are_refused_by_the_name_that_was_typed(
+    factorization, work, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     rng = random.Random(1)
     outcomes = {"refused": 0, "taken": 0}
     calls = {**CALLS, "Factorization": {field: getattr(factorization, field) for field in STATED}}
-    for name in ("certify", "calibrate", "noise.from_factorization"):
+    proofs_and_noise = ("certify", "calibrate", "noise.from_factorization")
+    for name in (*proofs_and_noise, "experiments.statement.of_factorization"):
         calls[name] = {**calls[name], "factorization": factorization}
-    for number in range(1500):
+    rounds = dataclasses.replace(factorization, sampling=MinSeparation(8, 4, 2))
+    fixed = {
+        **FIXED,
+        "Factorization.save": {"self": factorization},
+        "training.rounds.PrivateRounds": {"params": [np.zeros(2)], "factorization": rounds},
+    }
+    for number in range(3000):
         name = sorted(calls)[number % len(calls)]
         arguments = dict(calls[name])
         for argument in rng.sample(sorted(arguments), min(rng.randint(1, 2), len(arguments))):
             arguments[argument] = rng.choice(HOSTILE)
         mechanism = (arguments.pop("mechanism"),) if name == "account" else ()
-        function = operator.attrgetter(name)(mfopt)
+        function = pkgutil.resolve_name(f"mfopt.{name}")
         if name in ("certify", "calibrate"):
             function = functools.partial(with_effort, function)
-        problem = refusal(function, *mechanism, **arguments)
+        problem = refusal(function, *mechanism, **arguments, **fixed.get(name, {}))
         outcomes["taken" if problem is None else "refused"] += 1
         typed = {*arguments, "mechanism", "noise_multiplier", "epsilon", "delta"}
         typed.add("epochs × iterations_per_epoch")
@@ -237,7 +264,7 @@ def test_hostile_arguments_are_refused_by_the_name_that_was_typed(factorization,
 def test_an_argument_of_another_kind_is_refused(factorization):
     with pytest.raises(errors.UsageError, match="effort = 'int'"):
         mfopt.certify(factorization, effort=-1)
-    with pytest.raises(errors.UsageError, match=r"path = 'a+': is not a file"):
+    with pytest.raises(errors.UsageError, match=r"path = 'a+': cannot be the path"):
         mfopt.load("a" * 300)
 
 

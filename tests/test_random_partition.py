@@ -91,6 +91,11 @@ def test_a_known_group_protects_less():
         ("remove", "add"), CELL.loss.free_bounds()[0].log_deltas(CELL.sigma, EPSILON), strict=True
     ):
         assert math.exp(log_delta) > 1.05 * CELL.truth[direction][0]
+    assert (
+        RandomPartition(8, 2, 2)
+        .words()
+        .endswith("in a random one of as many groups, which stays secret")
+    )
 
 
 def test_one_group_is_poisson_sampling_and_what_is_not_known_is_refused():

@@ -158,6 +158,7 @@ def array(path: str | Path, name: str) -> np.ndarray:
     Raises:
       UsageError: the file cannot be read, or holds something else.
     """
+    path = _check.path(name, path)
     try:
         with open(path, "rb") as stream:
             values = np.load(stream, allow_pickle=False)

@@ -97,15 +97,19 @@ def path(name: str, value: object) -> Path:
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str):
         raise reject(name, type(value).__name__, "must be a path: a str or pathlib.Path")
-    if not text.strip() or "\0" in text:
-        raise reject(name, text, "is empty or has a null character", "Give a path.")
+    try:
+        os.lstat(text if text.strip() else "\0")
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass
+    except (OSError, ValueError):  # empty, too long, or with a null character
+        raise reject(name, printable(text), "cannot be the path of a file or folder") from None
     return Path(text)
 
 
 def file(name: str, value: object) -> Path:
     """``value`` as a path where there is a file."""
     checked = path(name, value)
-    if not os.path.isfile(checked):  # false for a name that is too long, too
+    if not checked.is_file():
         raise reject(name, str(checked), "is not a file")
     return checked
 
@@ -179,10 +183,8 @@ def _between(name: str, value: SupportsFloat, ends: tuple[float, float], why: st
 
 def non_negative(name: str, value: SupportsFloat) -> float:
     """``value`` as a finite float >= 0."""
-    number = finite(name, value)
-    if number < 0:
-        raise reject(name, value, "must not be negative")
-    return number
+    finite(name, value)
+    return real(name, value)
 
 
 def probability(name: str, value: SupportsFloat, *, closed: bool = False) -> float:

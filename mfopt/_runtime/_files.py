@@ -178,11 +178,12 @@ def check_output(
       UsageError: wrong ending, exists (without ``force``), or cannot be written.
     """
     path = _check.path(name, path)
+    _check.kind("force", force, bool)
     if not path.name:
         raise _check.reject(name, str(path), "is not the name of a file")
     if suffixes and path.suffix.lower() not in suffixes:
         raise _check.reject(name, str(path), f"must end in {' or '.join(suffixes)}")
-    if path.exists() and not path.is_file() and not folder:
+    if _is_special(path) and not folder:
         raise _check.reject(name, str(path), "is a directory or a device")
     if os.path.lexists(path) and not force:
         raise _check.reject(name, str(path), "exists already", EXISTS)
@@ -278,8 +279,13 @@ def _open_part(path: Path, mode: int) -> tuple[Path, int]:
     return part, descriptor
 
 
+def _is_special(path: Path) -> bool:
+    """Whether there is a directory or a device, in whose place no file is put."""
+    return path.exists() and not path.is_file()
+
+
 def _place(part: Path, path: Path, force: bool) -> None:
-    if force and (path.is_file() or not path.exists()):  # never in place of a device
+    if force and not _is_special(path):
         os.replace(part, path)
         return
     try:

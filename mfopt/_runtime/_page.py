@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,11 +27,7 @@ def facts(rows: Sequence[tuple[str, str]]) -> str:
 
 def text(value: str) -> str:
     """Escaped; what stands in backquotes becomes code."""
-    parts = html.escape(value).split("`")
-    return "".join(
-        f"<code>{part}</code>" if position % 2 and position < len(parts) - 1 else part
-        for position, part in enumerate(parts)
-    )
+    return re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(value))
 
 
 def sparkline(values: Sequence[float], width: int = 160, height: int = 32) -> str:

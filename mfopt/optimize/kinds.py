@@ -180,7 +180,7 @@ def check(name: str) -> str:
     Raises:
       UsageError: no kind of that name can be optimized or is known once its size is.
     """
-    if name not in all_names():
+    if isinstance(name, str) and name not in all_names():
         _plugins.load()
     return _check.choice("strategy", name, all_names())
 

@@ -80,9 +80,11 @@ class PrivateRounds:
         require_guarantee(stated, pinned=seed is not None, allow_uncertified=allow_uncertified)
         self.factorization, self.cohort = factorization, _check.positive("cohort", cohort)
         folder = _check.path("folder", folder)
-        if folder.exists() and not folder.is_dir():
-            raise _check.reject("folder", str(folder), "is a file")
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as problem:
+            rule = f"cannot be made ({problem.strerror})"
+            raise _check.reject("folder", str(folder), rule) from None
         self._state_file, self._devices_file = folder / "noise.npz", folder / "devices.json"
         self._rounds: dict[str, list[int]] = {}  # of each device
         place = folder.resolve()
@@ -100,7 +102,8 @@ class PrivateRounds:
             _files.require_secret("folder", self._devices_file, "It says who took part")
             stored = json.loads(self._devices_file.read_text())
             recorded, self._rounds = stored["rounds"], stored["devices"]
-        state = noise.load_state(self._state_file, self.stream, params)
+        with _check.renamed_arguments({"state": "folder", "parameters": "params"}):
+            state = noise.load_state(self._state_file, self.stream, params)
         if state.counted:  # noise of a round that was broken off is not used for another sum
             kept = ledger.begin(np.asarray(state.key))
             if recorded < kept.released:
@@ -156,7 +159,9 @@ class PrivateRounds:
           NoiseExhaustedError: all rounds are over.
         """
         _check.kind("updates", updates, Mapping, "Give a dict: name of a device -> its update.")
-        if early := sorted(name for name in updates if not self.may_join(name)):
+        with _check.renamed_arguments({"device": "updates"}):
+            early = [name for name in updates if not self.may_join(name)]
+        if early:
             rule = f"took part in rounds {self._rounds[early[0]]}: at most "
             rule += f"{self.scheme.participations} rounds, {self.scheme.separation} apart"
             raise _check.reject("updates", early[0], rule, "Ask may_join(device) before.")

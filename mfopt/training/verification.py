@@ -121,9 +121,9 @@ class Verification:
         return dataclasses.asdict(self) | {"holds": self.holds}
 
 
-def read(path: str | Path) -> dict[str, Any]:
+def read(report: str | Path) -> dict[str, Any]:
     """A privacy report from its file or a run's folder; refused if of a version not read here."""
-    path = _check.path("report", path)
+    path = _check.path("report", report)
     # a device may have no end
     path = _check.file("report", path / REPORT if path.is_dir() else path)
     try:
@@ -169,7 +169,7 @@ def verify(
             words = str(facts["continues"].get("statement"))
             checks.append(Check("earlier run", words, failed, earlier.holds))
             claims |= {f"continues.{name}": value for name, value in earlier.told.items()}
-    except (KeyError, TypeError, AttributeError, ValueError) as problem:
+    except (LookupError, TypeError, AttributeError, ValueError) as problem:
         if isinstance(problem, UsageError):
             raise
         rule = f"is not a privacy report of mfopt ({problem})"
