@@ -15,9 +15,10 @@ from mfopt_cli.main import main
 import mfopt
 from mfopt import FailureError, UsageError
 from mfopt._runtime import _sizes
+from mfopt.accounting import Mechanism, account
 from mfopt.accounting.monte_carlo import dominating_pair
 from mfopt.experiments import cache as cache_module
-from mfopt.experiments import comparison, families, recommendation, runner
+from mfopt.experiments import comparison, families, mechanisms, recommendation, runner
 from mfopt.experiments.cache import Cache, Result
 from mfopt.experiments.comparison import Comparison, Row
 from mfopt.experiments.mechanisms import (
@@ -74,6 +75,18 @@ def test_key_depends_on_every_setting_that_is_no_default() -> None:
     # σ that takes no samples is one cell, however many are asked for
     plain = dataclasses.replace(goal, sampling="poisson")
     assert SigmaCell(FixedCell("identity"), plain, 64) == SigmaCell(FixedCell("identity"), plain)
+
+
+def test_a_sigma_that_no_samples_give_is_that_of_the_account_without_any(monkeypatch) -> None:
+    def calibrate(*_, **__):
+        raise FailureError("beyond numerical range")
+
+    monkeypatch.setattr(mechanisms, "calibrate", calibrate)
+    goal, source = Goal(BINS, EPOCHS, 2.0, 1e-5), FixedCell("sqrt").run()
+    record = SigmaCell(FixedCell("sqrt"), goal).run(source).record
+    mechanism = Mechanism(goal.bin_scheme(), strategy_of(source))
+    stated = account(mechanism, epsilon=2.0, delta=1e-5, certificate="deterministic")
+    assert (record["status"], record["noise_multiplier"]) == ("bound", stated.noise_multiplier)
 
 
 def test_cache_round_trip_and_damage(tmp_path) -> None:

@@ -6,6 +6,7 @@ norm.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from typing import Any
@@ -91,12 +92,7 @@ class Goal:
         bands = column_bands(strategy, n)
         if self.sampling == RANDOM_PARTITION:
             return RandomPartition(self.bins, self.epochs, self.separation or bands)
-        if self.sampling != POISSON:
-            rule = (
-                "must be unamplified, poisson, random-partition, b-min-sep, balls-in-bins or "
-                "fresh-bins"
-            )
-            raise _check.reject("sampling", self.sampling, rule)
+        _check.choice("sampling", self.sampling, (POISSON, UNAMPLIFIED, *ESTIMATED))
         # a group of 1/bands of the units gives the same expected batch at bands times the rate;
         # with more bands than that leaves a rate for, the accountant of Poisson sampling refuses
         grouped = 1 < bands <= self.bins
@@ -230,11 +226,11 @@ class SigmaCell(Cell):
         strategy = strategy_of(source)
         scheme = goal.scheme(strategy)
         sampled = law(scheme).loss(strategy) if goal.sampling in ESTIMATED else None
-        relative_error, status = 0.0, "bound"
+        relative_error, stated = 0.0, None
         if sampled is not None and not any(bound.exact for bound in sampled.free_bounds()):
             # σ on the samples that C was found with, where there is one: no pilot is then taken
             start = source.record.get("start_sigma")
-            try:
+            with contextlib.suppress(FailureError):  # the likelihood is beyond numerical range
                 outcome = calibrate(
                     sampled,
                     goal.epsilon,
@@ -243,24 +239,21 @@ class SigmaCell(Cell):
                     seed=goal.seed,
                     near=start if start is not None and math.isfinite(start) else None,
                 )
-                sigma, relative_error = outcome.noise_multiplier, outcome.relative_error
-                status = "estimate"
-            except FailureError:  # the likelihood is beyond numerical range
-                sigma = min(
-                    bound.noise_multiplier(goal.epsilon, goal.delta)
-                    for bound in sampled.free_bounds()
-                )
-        else:
-            mechanism = Mechanism(scheme, strategy)
-            guarantee = account(mechanism, epsilon=goal.epsilon, delta=goal.delta)
-            sigma, status = guarantee.noise_multiplier, guarantee.status
-        stated = Guarantee(goal.epsilon, goal.delta, sigma)
+                relative_error = outcome.relative_error
+                stated = Guarantee(goal.epsilon, goal.delta, outcome.noise_multiplier)
+        if stated is None:
+            stated = account(
+                Mechanism(scheme, strategy),
+                epsilon=goal.epsilon,
+                delta=goal.delta,
+                certificate="deterministic",
+            )
         past = source.record.get("past", "auto")
         return Result(
             {
                 **measured(strategy, scheme, stated, past),
                 "relative_error": relative_error,
-                "status": status,
+                "status": stated.status,
                 "strategy": strategy.describe(),
             }
         )
