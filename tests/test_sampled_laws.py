@@ -11,6 +11,7 @@ import pytest
 from mfopt.accounting.bound import GaussianBound
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.balls_in_bins import BallsInBinsLaw, BallsInBinsLoss
+from mfopt.accounting.monte_carlo.group import GroupUnits
 from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
 from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins, BMinSep, FreshBins, Poisson, RandomPartition
@@ -35,6 +36,11 @@ REGISTERED = [cls for cls in law.registry if cls is not object]
 def test_every_registered_law_passes(cls):
     scheme, strategy = EXAMPLES[cls.__name__]
     check_sampled_law(scheme, strategy, **AT)
+
+
+def test_any_loss_may_be_that_of_a_group():
+    loss = law(SCHEME).loss(C)
+    assert GroupUnits(loss).most_work == loss.most_work >= loss.work
 
 
 def test_a_scheme_without_one_is_refused_and_the_known_are_named():

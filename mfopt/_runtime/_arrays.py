@@ -10,5 +10,8 @@ import numpy as np
 Array: TypeAlias = jax.Array | np.ndarray
 """A numpy array, or a JAX array (a tracer under differentiation)."""
 
+Scalar: TypeAlias = float | jax.Array
+"""A number, which may be traced."""
+
 Step: TypeAlias = int | np.integer | Array
 """Number of an iteration, counted from 0, which may be traced."""

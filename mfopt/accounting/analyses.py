@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt.accounting import bracket
 from mfopt.accounting.bound import DeterministicBound
 from mfopt.errors import FailureError
@@ -97,7 +98,7 @@ class DeterministicAnalysis:
 
     mechanism: Mechanism
     bound: DeterministicBound
-    details: dict[str, Any] = dataclasses.field(default_factory=dict)
+    details: JsonObject = dataclasses.field(default_factory=dict)
 
     def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:
         sigma = _check.positive("noise_multiplier", noise_multiplier)
@@ -162,7 +163,7 @@ def stated(
     numbers: tuple[float, float, float],
     method: str,
     status: Status,
-    details: dict[str, Any],
+    details: JsonObject,
     beta: float = 0.0,
 ) -> Guarantee:
     """A guarantee, with the mechanism on record.
@@ -214,7 +215,7 @@ class Least:
     """Smallest bound of several analyses of one mechanism, at most one of which is sampled."""
 
     mechanism: Mechanism
-    parts: tuple[Any, ...]
+    parts: tuple[Analysis, ...]
 
     def epsilon(self, noise_multiplier: float, delta: float) -> Guarantee:
         return _least(self.parts, "epsilon", noise_multiplier, delta)
@@ -226,7 +227,7 @@ class Least:
         return _least(self.parts, "noise_multiplier", epsilon, delta)
 
 
-def _least(parts: Sequence[Any], question: str, *arguments: float) -> Guarantee:
+def _least(parts: Sequence[Analysis], question: str, *arguments: float) -> Guarantee:
     """Smallest of the bounds; an analysis that fails is skipped, unless all fail.
 
     Tests have their share of δ whatever is reported in the end (:mod:`.verify`): beside them the
@@ -240,7 +241,7 @@ def _least(parts: Sequence[Any], question: str, *arguments: float) -> Guarantee:
     failures: list[str] = []
     size = operator.attrgetter(question)
 
-    def ask(part: Any, *arguments: Any) -> list[Guarantee]:
+    def ask(part: Analysis, *arguments: Any) -> list[Guarantee]:
         try:
             return [getattr(part, question)(*arguments)]
         except FailureError as failure:

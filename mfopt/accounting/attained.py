@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from mfopt._runtime import _quick
+from mfopt._runtime._arrays import Array
 from mfopt._runtime._float64 import float64
 from mfopt.accounting import bracket, projection
 from mfopt.accounting.closed_form.gaussian import GaussianProfile
@@ -66,7 +68,7 @@ class _Separate(LowerProfile):
 class _Best(LowerProfile):
     """The larger of several lower bounds: profiles that some data sets attain, at one σ."""
 
-    parts: tuple[Any, ...]
+    parts: tuple[LowerProfile, ...]
 
     def log_delta_below(self, epsilon: float) -> float:
         questions = (part.log_delta_below for part in self.parts)
@@ -107,7 +109,7 @@ class _Bins:
         """Lower bounds by all attacks at one σ, by one unit of the group or by all."""
         rounds, bins = self.squares.shape
         k, log_n = group_size, rounds * math.log(bins)
-        parts: list[Any] = [law.profile(sigma)]
+        parts: list[LowerProfile] = [law.profile(sigma)]
         for count in {max(bins >> halvings, 1) for halvings in range(bins.bit_length())}:
             # overlaps of assignments, which are not negative, only lengthen a pattern
             mu = math.sqrt(float(np.sum(self.squares[:, count - 1]))) / sigma * _GRAM
@@ -118,7 +120,7 @@ class _Bins:
 
 
 @_quick.jit
-def _squares(participations: patterns.Patterns) -> tuple[Any, ...]:
+def _squares(participations: patterns.Patterns) -> tuple[Array, ...]:
     return patterns.squared_norms(participations), *participations.mean()
 
 
@@ -143,7 +145,7 @@ def _below(mechanism: Mechanism, answer: Guarantee, question: str) -> float:
     if make is None or not sigma > 0:
         return 0.0
     if question == "epsilon":
-        below: float = make(sigma).epsilon_below(delta, epsilon)
+        below = make(sigma).epsilon_below(delta, epsilon)
         # its grids are planned for where the answer is taken to be
         is_loose = 0 < below < _PLANNED * epsilon
         return max(below, make(sigma).epsilon_below(delta, below / _PLANNED) if is_loose else 0.0)
@@ -179,7 +181,7 @@ def refute(mechanism: Mechanism, stated: Guarantee) -> None:
         )
 
 
-def attacks(mechanism: Mechanism) -> Any:
+def attacks(mechanism: Mechanism) -> Callable[[float], LowerProfile] | None:
     """σ -> what some data sets attain there; None where nothing is known."""
     size = mechanism.group_size
     if isinstance(mechanism.sampling, BMinSep):

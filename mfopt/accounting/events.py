@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.phases import Phase
 from mfopt.mechanism import Mechanism
@@ -32,7 +33,7 @@ def to_event(phases: Sequence[Phase]) -> Any:
         if rounds is None:
             raise _check.reject("phases", scheme, "dp_accounting has no event for this scheme")
         sigma = phase.noise_multiplier / rounds.scale
-        event: Any = dp_event.GaussianDpEvent(sigma)
+        event = dp_event.GaussianDpEvent(sigma)
         chance, facts = _drawn(phase.mechanism), scheme.describe()
         if facts["kind"] == "truncated-poisson":
             event = dp_event.TruncatedSubsampledGaussianDpEvent(
@@ -79,7 +80,7 @@ def from_event(
     return list(_phases(event, 1, {"privacy_unit": privacy_unit, "adjacency": adjacency}))
 
 
-def _phases(event: Any, count: int, protects: dict[str, Any]) -> Iterator[Phase]:
+def _phases(event: Any, count: int, protects: JsonObject) -> Iterator[Phase]:
     kind = type(event).__name__
     if kind == "NoOpDpEvent":
         return

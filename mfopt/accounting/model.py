@@ -8,17 +8,16 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 
+from mfopt._runtime._types import JsonObject
 from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.monte_carlo.protocol import FreeBound
 from mfopt.errors import FailureError
 from mfopt.guarantee import Status
-
-Numbers: TypeAlias = dict[str, Any]
 
 _NEAR_ONE = 1e-2  # least -log δ of a search
 LARGEST_EPSILON = 1e4  # that a search looks at
@@ -42,7 +41,7 @@ class Bounds:
 
     remove: float
     add: float
-    numbers: Numbers
+    numbers: JsonObject
 
     @property
     def both(self) -> tuple[float, float]:

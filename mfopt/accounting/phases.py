@@ -14,15 +14,18 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from mfopt._runtime import _check, _sizes
+from mfopt._runtime._types import JsonObject
 from mfopt.accounting.account import Effort, account, analysis
 from mfopt.accounting.accountants.independent_rounds import ROUNDS, refuse_replacement
+from mfopt.accounting.analyses import Analysis
 from mfopt.accounting.loss_distribution import poisson
 from mfopt.accounting.loss_distribution.convolution import Composition
+from mfopt.accounting.loss_distribution.distribution import LossDistribution
 from mfopt.accounting.loss_distribution.grid import Grid, Law
 from mfopt.accounting.loss_distribution.mixture import Resolution
 from mfopt.accounting.loss_distribution.rounds import (
@@ -35,7 +38,7 @@ from mfopt.accounting.monte_carlo import composition, protocol
 from mfopt.errors import FailureError, UsageError
 from mfopt.guarantee import Guarantee, reported_delta
 from mfopt.mechanism import Mechanism
-from mfopt.sampling import FixedOrder, MinSeparation
+from mfopt.sampling import FixedOrder, MinSeparation, Scheme
 from mfopt.strategies import Dense, Strategy
 
 _TRUNCATED = 16.0
@@ -119,7 +122,7 @@ def compose(
             value, expected = (getattr(part, name) for part in (phase.mechanism, mechanism))
             if value != expected:
                 raise _check.reject(name, value, f"the first phase has {expected}")
-    details: dict[str, Any] = {
+    details: JsonObject = {
         "phases": [
             {
                 "sampling": phase.mechanism.sampling.describe(),
@@ -194,14 +197,15 @@ def _with_sampled(
         laws, tails = _laws(parts, target, add=False)
         scale = max(math.hypot(*(law.epsilon(target) for law in laws)), 1e-4)
         companion = _discretized(parts, laws, tails, scale, COARSE)
-        options: dict[str, Any] = dataclasses.asdict(effort)
+        options = dataclasses.asdict(effort)
         del options["certificate"]  # samples alone prove this one
-        answers: Any = composition.analysis(sampled_phase.mechanism, companion, **options)
+        answers: Analysis = composition.analysis(sampled_phase.mechanism, companion, **options)
     else:
         answers = analysis(sampled_phase.mechanism, **dataclasses.asdict(effort))
-    if epsilon is None:
-        return cast(Guarantee, answers.epsilon(sigma, delta))
-    return cast(Guarantee, answers.delta(sigma, epsilon))
+    if delta is not None:
+        return answers.epsilon(sigma, delta)
+    assert epsilon is not None
+    return answers.delta(sigma, epsilon)
 
 
 def _laws(parts: _Parts, log_delta: float, add: bool) -> tuple[list[Law], list[float]]:
@@ -232,7 +236,7 @@ def _discretized(
         for law, (part, _) in zip(laws, parts, strict=True)
     ]
     step = min(grid.step for grid in grids)
-    discretized: list[tuple[Any, int]] = []
+    discretized: list[tuple[LossDistribution, int]] = []
     for (part, sigma), law, grid, tail in zip(parts, laws, grids, tails, strict=True):
         mixture = part.mixture
         if below:
@@ -329,7 +333,7 @@ def over_training(
 
 
 def _beginnings(mechanism: Mechanism, points: int) -> Iterator[Mechanism]:
-    scheme: Any = mechanism.sampling
+    scheme = mechanism.sampling
     if not scheme.prefix_closed:
         yield mechanism
         return
@@ -339,7 +343,7 @@ def _beginnings(mechanism: Mechanism, points: int) -> Iterator[Mechanism]:
         yield beginning(mechanism, count * whole)
 
 
-def _length_field(scheme: Any) -> str:
+def _length_field(scheme: Scheme) -> str:
     return "epochs" if hasattr(scheme, "epochs") else "iterations"
 
 
@@ -350,7 +354,7 @@ def beginning(mechanism: Mechanism, count: int) -> Mechanism:
       mechanism: whose scheme is ``prefix_closed``.
       count: of whole assignment rounds where bins are reassigned.
     """
-    scheme: Any = mechanism.sampling
+    scheme = mechanism.sampling
     shorter = dataclasses.replace(scheme, **{_length_field(scheme): count})
     begun = _beginning(mechanism.strategy, mechanism.iterations, shorter.iterations)
     return dataclasses.replace(mechanism, sampling=shorter, strategy=begun)

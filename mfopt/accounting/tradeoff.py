@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import scipy
+from numpy.typing import ArrayLike
 
 from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
@@ -80,7 +81,7 @@ class Tradeoff:
         ]
         return min(sensitivities, default=math.inf) / (self.statements[0].noise_multiplier or 1.0)
 
-    def true_positive_rate(self, false_positive_rate: Any) -> np.ndarray:
+    def true_positive_rate(self, false_positive_rate: ArrayLike) -> np.ndarray:
         """Upper bound of the true positive rate of every attack with this false positive rate.
 
         Args:
@@ -99,7 +100,7 @@ class Tradeoff:
             rate = np.minimum(rate, np.minimum(above, below))
         return np.asarray(np.clip(rate * (1 + _ROUNDING), alpha, 1.0))
 
-    def false_negative_rate(self, false_positive_rate: Any) -> np.ndarray:
+    def false_negative_rate(self, false_positive_rate: ArrayLike) -> np.ndarray:
         """Lower bound of the false negative rate, the trade-off function; exact where it is small.
 
         Args:
@@ -147,7 +148,7 @@ class Tradeoff:
             width = -scipy.special.ndtri(alpha[:-1]) - scipy.special.ndtri(miss[1:])
         return float(min(np.max(width[smaller]) + _ROUNDING, self._gaussian))
 
-    def describe(self, false_positive_rates: Any = ()) -> JsonObject:
+    def describe(self, false_positive_rates: ArrayLike = ()) -> JsonObject:
         """JSON-able description, with the bounds at some false positive rates."""
         rates = np.asarray(false_positive_rates, np.float64)
         mu = self.mu()
@@ -163,7 +164,7 @@ class Tradeoff:
         }
 
 
-def _rates(false_positive_rate: Any) -> np.ndarray:
+def _rates(false_positive_rate: ArrayLike) -> np.ndarray:
     alpha = np.asarray(false_positive_rate, np.float64)
     if not np.all((alpha >= 0) & (alpha <= 1)):
         rule = "must lie in [0, 1]"

@@ -59,11 +59,11 @@ def sensitivity(strategy: Strategy, scheme: Scheme) -> Sensitivity:
 
 
 @functools.lru_cache(maxsize=2)  # asked again for the lower end of an account
-def _sensitivity(strategy: Strategy, scheme: Any) -> Sensitivity:
+def _sensitivity(strategy: Strategy, scheme: Scheme) -> Sensitivity:
     return _BY_SCHEME[type(scheme)][0](strategy, scheme)
 
 
-def attained(strategy: Strategy, scheme: FixedOrder | MinSeparation) -> float:
+def attained(strategy: Strategy, scheme: Scheme) -> float:
     """Change of C x by one unit in some data, rounded down: a lower bound of the sensitivity.
 
     Where the sensitivity is not exact: participations as far apart as the scheme has them, with
@@ -132,7 +132,9 @@ def min_separation(strategy: Strategy, scheme: MinSeparation) -> Sensitivity:
 
 
 # the sensitivity; steps from one participation to the next, and how many there are, at most
-_BY_SCHEME: dict[type, tuple[Callable[[Any, Any], Sensitivity], Callable[[Any], tuple[int, int]]]]
+_BY_SCHEME: dict[
+    type, tuple[Callable[[Strategy, Any], Sensitivity], Callable[[Any], tuple[int, int]]]
+]
 _BY_SCHEME = {
     FixedOrder: (fixed_order, lambda scheme: (scheme.bins, scheme.epochs)),
     MinSeparation: (min_separation, lambda scheme: (scheme.separation, scheme.participations)),

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
+from mfopt._runtime._types import JsonObject
 from mfopt.accounting.analyses import BETA_SHARE, Budget, SampledAnalysis, stated
-from mfopt.accounting.model import LossModel, Numbers
+from mfopt.accounting.model import LossModel
 from mfopt.accounting.verify import Engine, Unknown, Verified, check_delta
 from mfopt.guarantee import Guarantee, reported_delta
 from mfopt.mechanism import Mechanism
 
-__all__ = ["LossModel", "Numbers", "VerifiedAnalysis"]
+__all__ = ["LossModel", "VerifiedAnalysis"]
 
 _LEAST_EPSILON = 1e-9
 
@@ -110,7 +111,7 @@ class VerifiedAnalysis(SampledAnalysis):
         engine = Engine(self.model, self.seed)
         return self._verified(engine.certify(noise_multiplier, epsilon, delta))
 
-    def _details(self) -> Numbers:
+    def _details(self) -> JsonObject:
         model = self.model
         if model.deterministic:
             return {**model.details, "certificate": "deterministic"}

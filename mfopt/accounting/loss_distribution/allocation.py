@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import scipy
+from numpy.typing import ArrayLike
 
 from mfopt._runtime import _check
 from mfopt.accounting import solve
@@ -255,7 +256,7 @@ class AllocationProfile(Profile):
             index, total = -index[::-1], total[::-1]
         return LossDistribution(step, index, total, 0.0, 0.0)
 
-    def beyond(self, log_cut: float, epsilons: Any) -> tuple[Any, float]:
+    def beyond(self, log_cut: float, epsilons: ArrayLike) -> tuple[Any, float]:
         """E_Q of Λ - e^ε at each ε where some X_i is above the cut >= b e^ε, where the hinge is
         linear; its rounding."""
         under_p, under_q = self.chances_beyond(log_cut)

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import scipy
@@ -50,7 +49,7 @@ class Composition(Tilting):
             raise _check.reject("parts", len(self.parts), "all need one grid spacing")
 
     @property
-    def terms(self) -> Sequence[tuple[Any, int]]:
+    def terms(self) -> Sequence[tuple[LossDistribution, int]]:
         return self.parts
 
     @property

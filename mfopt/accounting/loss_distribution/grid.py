@@ -50,7 +50,7 @@ class Law(Tilting):
     rounds: int
     add: bool = False
     log_infinite: float = -math.inf
-    known: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    known: dict[object, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -75,11 +75,11 @@ class Law(Tilting):
         return "add" if self.add else "remove"
 
     @property
-    def terms(self) -> Sequence[tuple[Any, int]]:
+    def terms(self) -> Sequence[tuple[Law, int]]:
         return ((self, self.rounds),)
 
     @property
-    def _known(self) -> dict[Any, Any]:
+    def _known(self) -> dict[object, Any]:
         return self.known
 
     def at(self, epsilon: float) -> Law:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import numpy as np
 import scipy
@@ -172,7 +171,7 @@ def _drawn(group_size: int, probability: float, adjacency: Adjacency) -> Round:
 
 def public(
     strategy: Strategy,
-    scheme: Any,  # FixedOrder or MinSeparation
+    scheme: Scheme,  # FixedOrder or MinSeparation
     group_size: int,
     adjacency: Adjacency,
     *,

@@ -7,10 +7,11 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from mfopt._runtime._types import T
 from mfopt.accounting import solve
 
 # Tilted mass that may lie outside the FFT window on either side: e^-32 = 1e-14.
@@ -19,13 +20,23 @@ _ROUGH = 1e-2  # relative accuracy of an order
 _SHORT = 1 << 14  # below it einsum takes longer to begin than to sum
 
 
+class _RoundLaw(Protocol):
+    """Law of the loss of one round: losses, increasing, and the log of their masses."""
+
+    @property
+    def losses(self) -> np.ndarray: ...
+
+    @property
+    def log_mass(self) -> np.ndarray: ...
+
+
 class Tilting(abc.ABC):
     """A sum of independent losses, by the law of each and how often it occurs."""
 
     @property
     @abc.abstractmethod
-    def terms(self) -> Sequence[tuple[Any, int]]:
-        """(law of one round, number of rounds); laws have increasing ``losses``, ``log_mass``."""
+    def terms(self) -> Sequence[tuple[_RoundLaw, int]]:
+        """(law of one round, number of rounds)."""
 
     @functools.cached_property
     def largest(self) -> float:
@@ -53,7 +64,7 @@ class Tilting(abc.ABC):
             variance += count * square
         return mean, variance
 
-    def _of_one(self, function: Callable[[Any, float], Any], number: int, tilt: float) -> Any:
+    def _of_one(self, function: Callable[[_RoundLaw, float], T], number: int, tilt: float) -> T:
         """A function of the law of one round, by its number, and θ: computed once."""
         key = function, number, tilt
         if key not in self._known:
@@ -61,7 +72,7 @@ class Tilting(abc.ABC):
         return self._known[key]
 
     @functools.cached_property
-    def _known(self) -> dict[Any, Any]:
+    def _known(self) -> dict[object, Any]:
         """Cache of quantities of one round's law, shared by any number of rounds."""
         return {}
 
@@ -116,7 +127,7 @@ class Thinned(Tilting):
     within a merged atom is lost; of each round at most ``most`` are left.
     """
 
-    terms: Sequence[tuple[Any, int]] = ()
+    terms: Sequence[tuple[_RoundLaw, int]] = ()
 
     def __init__(self, whole: Tilting, limit: int = 1 << 13) -> None:
         self.terms = tuple((_merged(part, limit), count) for part, count in whole.terms)
@@ -128,7 +139,7 @@ class _Merged:
     log_mass: np.ndarray
 
 
-def _merged(part: Any, limit: int) -> Any:
+def _merged(part: _RoundLaw, limit: int) -> _RoundLaw:
     size = part.losses.size
     if size <= limit:
         return part
@@ -142,12 +153,12 @@ def _merged(part: Any, limit: int) -> Any:
     return _Merged(losses, peaks + np.log(mass))
 
 
-def _log_moment(part: Any, tilt: float) -> float:
+def _log_moment(part: _RoundLaw, tilt: float) -> float:
     """κ(θ) = log Σ mass e^{θ loss}, of one round, over the finite atoms."""
     return log_sum_exp(tilt * part.losses + part.log_mass)
 
 
-def _centre(part: Any, tilt: float) -> tuple[float, float]:
+def _centre(part: _RoundLaw, tilt: float) -> tuple[float, float]:
     """Mean and variance of one round under its law tilted by θ."""
     losses = part.losses
     weight = tilted(part, tilt)
@@ -161,7 +172,7 @@ def log_sum_exp(exponents: np.ndarray) -> float:
     return peak + math.log(np.exp(exponents - peak).sum()) if math.isfinite(peak) else peak
 
 
-def tilted(part: Any, tilt: float) -> np.ndarray:
+def tilted(part: _RoundLaw, tilt: float) -> np.ndarray:
     """The law of one round tilted by θ, of sum 1, shape (N,)."""
     exponents = tilt * part.losses + part.log_mass
     weight: np.ndarray = np.exp(exponents - exponents.max())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from mfopt._runtime import _check, _sizes
+from mfopt._runtime._arrays import Array
 from mfopt.accounting.monte_carlo import importance, separated_ceilings
 from mfopt.accounting.monte_carlo.evidence import Point, Tilt
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, SharedGaussianComponent
@@ -27,18 +27,18 @@ class BMinSepLoss(PatternLoss):
     shared: SharedGaussianComponent | None = None  # a unit may not take part at all
     proven = staticmethod(separated_ceilings.ceilings)
 
-    def __init__(self, likelihood: Any, estimates: bool = False) -> None:
+    def __init__(self, likelihood: Separated, estimates: bool = False) -> None:
         super().__init__(likelihood)
         self._estimates = estimates
 
     @classmethod
-    def estimated(cls, scaled: Any, /) -> Ceilings:
+    def estimated(cls, scaled: Separated, /) -> Ceilings:
         return separated_ceilings.estimated(scaled)
 
     def estimating(self) -> BMinSepLoss:
         return BMinSepLoss(self.likelihood, estimates=True)
 
-    def ceilings(self, scaled: Any, common: float) -> Ceilings:
+    def ceilings(self, scaled: Separated, common: float) -> Ceilings:
         return self.estimated(scaled) if self._estimates else super().ceilings(scaled, common)
 
     def remove_tilts(self, ceilings: Ceilings, point: Point) -> Sequence[Tilt]:
@@ -63,7 +63,7 @@ class BMinSepLaw(PatternLaw):
         "columns of two participations of a unit overlap",
     )
 
-    def of(self, columns: Any, gram: Any) -> Separated:
+    def of(self, columns: Array, gram: Array) -> Separated:
         return Separated(columns, gram, self.scheme.bins, self.scheme.separation)
 
     def _check_bands(self, bands: int) -> None:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime import _float64, _quick
+from mfopt._runtime._arrays import Scalar
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.bound import DeterministicBound
 from mfopt.accounting.chain import GroupBound
@@ -140,7 +141,9 @@ class BallsInBinsLaw(SampledLaw):
         """Largest mode norm."""
         return jnp.sqrt(jnp.max(jnp.diagonal(reduced.gram)))
 
-    def proposal(self, reduced: DominatingPair, noise_multiplier: Any, epsilon: Any) -> jax.Array:
+    def proposal(
+        self, reduced: DominatingPair, noise_multiplier: Scalar, epsilon: Scalar
+    ) -> jax.Array:
         return design_point.placed(reduced.gram, noise_multiplier, epsilon)
 
     def frozen(
@@ -148,7 +151,7 @@ class BallsInBinsLaw(SampledLaw):
     ) -> design_point.Terms:
         return design_point.exponents(reduced, proposal, draws)
 
-    def log_delta(self, terms: design_point.Terms, log_sigma: Any, epsilon: Any) -> jax.Array:
+    def log_delta(self, terms: design_point.Terms, log_sigma: Scalar, epsilon: Scalar) -> jax.Array:
         return design_point.log_delta(terms, log_sigma, epsilon)
 
 
@@ -222,7 +225,7 @@ class GroupedLaw(SampledLaw):
         """Largest mode norm, or about that."""
         return jnp.sqrt(jnp.max(reduced.squares))
 
-    def proposal(self, reduced: Groups, noise_multiplier: Any, epsilon: Any) -> _Grouped:
+    def proposal(self, reduced: Groups, noise_multiplier: Scalar, epsilon: Scalar) -> _Grouped:
         gram, share = _merged(reduced, noise_multiplier, self.scheme.bins, self.size)
         return _Grouped(design_point.placed(gram, noise_multiplier, epsilon), share)
 
@@ -232,13 +235,13 @@ class GroupedLaw(SampledLaw):
         pair = dominating_pair.jittered(_with_share(reduced, proposal.share))
         return design_point.exponents(pair, proposal.weights, draws)
 
-    def log_delta(self, terms: design_point.Terms, log_sigma: Any, epsilon: Any) -> jax.Array:
+    def log_delta(self, terms: design_point.Terms, log_sigma: Scalar, epsilon: Scalar) -> jax.Array:
         return design_point.log_delta(terms, log_sigma, epsilon)
 
 
 @functools.partial(_quick.jit, static_argnums=(2, 3))
 def _merged(
-    groups: Groups, noise_multiplier: Any, bins: int, size: int
+    groups: Groups, noise_multiplier: Scalar, bins: int, size: int
 ) -> tuple[jax.Array, jax.Array]:
     """The Gram matrix of the groups' modes at this σ, and the share of ``squares`` in it."""
     counts = np.minimum(size, bins - size * np.arange(-(-bins // size)))

@@ -8,8 +8,6 @@ whatever the number of bands; shapes (samples, n).
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
@@ -44,11 +42,13 @@ def _few_bands(band: jax.Array, x: jax.Array) -> jax.Array:
     return sum(band[d] * ahead[:, d : d + n] for d in range(1, bands)) + band[0] * x
 
 
-def _few_forward(band: jax.Array, x: jax.Array) -> tuple[jax.Array, Any]:
+def _few_forward(band: jax.Array, x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     return _few_bands(band, x), (band, x)
 
 
-def _few_backward(saved: Any, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _few_backward(
+    saved: tuple[jax.Array, jax.Array], cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Gradient by tiles: sums over samples, lag by lag, would cost ten times the product."""
     return jax.vjp(_by_tiles, *saved)[1](cotangent)
 

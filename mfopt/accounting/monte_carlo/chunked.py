@@ -6,14 +6,13 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime import _check, _quick
-from mfopt._runtime._types import PyTree
+from mfopt._runtime._types import PyTree, T
 from mfopt.accounting.monte_carlo import processes, sharding
 
 MEMORY_BUDGET = 2**28  # bytes of live sample arrays, over all local devices
@@ -51,8 +50,8 @@ def chunk_size(samples: int, bins: int) -> int:
 
 
 def total(
-    kernel: Callable[..., Any], key: jax.Array, samples: int, bins: int, *args: PyTree
-) -> tuple[Any, int]:
+    kernel: Callable[..., T], key: jax.Array, samples: int, bins: int, *args: PyTree
+) -> tuple[T, int]:
     """Sum of ``kernel(key_i, size, *args)`` over chunks i, and the number of samples used.
 
     Chunk i draws from ``fold_in(key, i)`` and has the same size on every machine; the chunk
@@ -88,12 +87,12 @@ def total(
 
 @functools.partial(_quick.jit, static_argnums=(0, 1, 2))
 def _run(
-    kernel: Callable[..., Any],
+    kernel: Callable[..., PyTree],
     size: int,
-    devices: tuple[Any, ...],
+    devices: sharding.Devices,
     key: jax.Array,
     numbers: tuple[jax.Array, jax.Array],
-    args: tuple[Any, ...],
+    args: tuple[PyTree, ...],
 ) -> PyTree:
     """Chunks ``start`` .. of every device, ``count`` each: one compilation for any count.
 

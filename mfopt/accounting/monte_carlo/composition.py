@@ -248,7 +248,7 @@ class ComposedModel(OneUnit):
 _NAMED = "a privacy loss distribution"
 
 
-def _described(part: Any, count: int) -> JsonObject:
+def _described(part: LossDistribution, count: int) -> JsonObject:
     """Public summary of a composed mechanism: its losses in the direction that removes a unit."""
     ends = {"least_loss": np.min, "largest_loss": np.max} if part.losses.size else {}
     return {

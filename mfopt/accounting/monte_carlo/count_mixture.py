@@ -63,7 +63,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,6 +72,7 @@ import scipy
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
+from mfopt._runtime._types import PyTree
 from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.evidence import (
@@ -467,7 +468,7 @@ def _remove(key: jax.Array, size: int, tables: _Tables, epsilon: jax.Array) -> S
     bins, width, root = tables.counts.shape[0] - 1, tables.log_g.shape[0], tables.root
     empty = tables.empty
 
-    def draw_bin(i: jax.Array, state: tuple[Any, ...]) -> tuple[Any, ...]:
+    def draw_bin(i: jax.Array, state: PyTree) -> PyTree:
         left, log_weight, level, spread, polynomial = state
         uniform = jax.random.uniform(jax.random.fold_in(key, i), (3, size))
         law = tables.counts[bins - i, left]  # (size, J+1)
@@ -498,7 +499,7 @@ def _remove(key: jax.Array, size: int, tables: _Tables, epsilon: jax.Array) -> S
 def _add(
     key: jax.Array,
     size: int,
-    constants: tuple[Any, ...],
+    constants: tuple[jax.Array, ...],
     epsilon: jax.Array,
     order: jax.Array,
     log_ceiling: jax.Array,
@@ -506,7 +507,7 @@ def _add(
     zeros, base, empty, root, log_constant = constants
     bins, mean = zeros.shape[0], (empty.shape[0] - 1) / zeros.shape[0] * root
 
-    def draw_bin(i: jax.Array, state: tuple[Any, ...]) -> tuple[Any, ...]:
+    def draw_bin(i: jax.Array, state: PyTree) -> PyTree:
         log_weight, polynomial = state
         z = jax.random.normal(jax.random.fold_in(key, i), (size,)) - order * mean
         log_weight = log_weight + order * mean * z + order**2 * mean**2 / 2

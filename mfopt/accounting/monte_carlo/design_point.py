@@ -17,13 +17,14 @@ evaluation at another σ costs one exponential for each Gaussian, and no matrix 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime import _quick
+from mfopt._runtime._arrays import Scalar
 from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair, log_hinge, privacy_loss
 from mfopt.accounting.monte_carlo.nested import coloured
@@ -136,7 +137,7 @@ def draw(key: jax.Array, samples: int, modes: int) -> Draws:
     return Draws(*jax.device_put((component, normal)))
 
 
-def components(offset: Any, count: int, modes: int) -> PyTree:
+def components(offset: np.integer, count: int, modes: int) -> PyTree:
     """Component indices of samples from ``offset`` on, (count,), nearly equally often each."""
     # a stride near the golden ratio and coprime to 2b spreads a part cycle evenly
     stride = next(k for k in range(round(1.236 * modes), 4 * modes) if math.gcd(k, 2 * modes) == 1)
@@ -176,7 +177,7 @@ def joined(
     return Terms(component, part(*of_loss), part(*of_proposal))
 
 
-def log_values(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
+def log_values(terms: Terms, log_sigma: Scalar, epsilon: Scalar) -> jax.Array:
     """log f for each sample (−inf where the loss is below ε), f = (P/R)(1 − e^(ε−Y))₊."""
     x = jnp.exp(-log_sigma)
     pairs, period = len(terms.component), len(terms.loss.square)
@@ -193,7 +194,7 @@ def log_values(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Ar
     blocks = jax.tree.map(in_blocks, [(part.linear, part.own) for part in parts])
 
     @jax.checkpoint  # a backward pass makes the exponents of a block again
-    def block(parts: list[Any]) -> jax.Array:
+    def block(parts: PyTree) -> jax.Array:
         at_modes, at_components = parts
         losses = _log_means(x, of_loss, *at_modes)
         ratios = _log_means(x, of_proposal, *at_components)
@@ -248,7 +249,7 @@ def _power_jvp(
     return power, power * tangents[0]
 
 
-def log_delta(terms: Terms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
+def log_delta(terms: Terms, log_sigma: Scalar, epsilon: Scalar) -> jax.Array:
     """log δ̂ = log mean f: smooth and decreasing in log σ for frozen ``terms``."""
     values = log_values(terms, log_sigma, epsilon)
     return jax.scipy.special.logsumexp(values) - jnp.log(values.shape[0])

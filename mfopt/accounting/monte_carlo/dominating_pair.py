@@ -20,6 +20,7 @@ import numpy as np
 import scipy
 
 from mfopt._runtime import _check, _quick, _sizes
+from mfopt._runtime._arrays import Array
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import nested
 from mfopt.accounting.monte_carlo.nested import Factor, HierarchicalLowRank
@@ -43,7 +44,7 @@ class DominatingPair(NamedTuple):
       factor: any L with L Lᵀ = G, a matrix of shape (bins, bins) or in pieces (:mod:`.nested`).
     """
 
-    gram: Any
+    gram: Array
     factor: Factor
 
     @property

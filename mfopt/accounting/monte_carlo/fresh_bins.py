@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from mfopt._runtime import _sizes
+from mfopt._runtime._arrays import Array, Scalar
+from mfopt._runtime._types import PyTree
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.monte_carlo import pattern_ceilings
 from mfopt.accounting.monte_carlo import patterns as pattern
@@ -74,7 +76,7 @@ class FreshBinsLaw(PatternLaw):
         "columns of three assignments of a unit overlap, and the likelihood is no longer a chain",
     )
 
-    def of(self, columns: Any, gram: Any) -> Patterns:
+    def of(self, columns: Array, gram: Array) -> Patterns:
         return Patterns(columns, gram, self.scheme.bins, self.scheme.rethrow)
 
     def require_memory(self) -> None:
@@ -103,16 +105,16 @@ class _SecondMomentLaw(FreshBinsLaw):
     def surrogate(self) -> SampledLaw | None:
         return None
 
-    def draws(self, key: jax.Array, samples: int) -> Any:
+    def draws(self, key: jax.Array, samples: int) -> PyTree:
         return ()
 
-    def proposal(self, reduced: Any, noise_multiplier: Any, epsilon: Any) -> Any:
+    def proposal(self, reduced: Patterns, noise_multiplier: Scalar, epsilon: Scalar) -> PyTree:
         return ()
 
-    def frozen(self, reduced: Any, proposal: Any, draws: Any) -> Any:
+    def frozen(self, reduced: Patterns, proposal: PyTree, draws: PyTree) -> PyTree:
         return pattern.corners(reduced), pattern.within(reduced)
 
-    def log_delta(self, terms: Any, log_sigma: Any, epsilon: Any) -> jax.Array:
+    def log_delta(self, terms: PyTree, log_sigma: Scalar, epsilon: Scalar) -> jax.Array:
         corner, inside = (part * jnp.exp(-2 * log_sigma) for part in terms)
         mu = jnp.sqrt(pattern_ceilings.log_second_moment(corner, inside))
         log_cdf = jax.scipy.stats.norm.logcdf

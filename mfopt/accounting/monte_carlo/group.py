@@ -10,7 +10,6 @@ profile is known without samples).
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 
@@ -43,11 +42,10 @@ class CountLoss(SampledLoss):
 
     name = "balls-in-bins"
     estimator = "groups by their bin counts, importance sampling"
-    most_work = 2**28  # a few CPU seconds
 
     def __init__(self, pair: CountPair) -> None:
         self.pair = pair
-        self._orders: dict[tuple[Any, ...], float] = {}
+        self._orders: dict[tuple[str, int, int], float] = {}
 
     @property
     def sensitivity(self) -> float:
@@ -106,7 +104,7 @@ class GroupUnits(OneUnit):
 
     safe = 2.0
 
-    def __init__(self, loss: Any, samples: int | None = None) -> None:
+    def __init__(self, loss: SampledLoss, samples: int | None = None) -> None:
         super().__init__(loss, samples, calibrate_samples=CALIBRATE_SAMPLES, rough=True)
         self.worth, self.most_work = _SLACK, loss.most_work
         of = "groups by their bin counts: exact mixture, estimate-verify-release"

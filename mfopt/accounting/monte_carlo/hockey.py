@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import scipy
 
+from mfopt._runtime._arrays import Scalar
 from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo.evidence import HockeyStickPayoff, Point
 from mfopt.strategies.fields import Array
@@ -21,7 +22,7 @@ _TERMS = 10  # of the series beyond 20 standard deviations; JAX's 3 leave 4e-9
 class GaussianPayoff(NamedTuple):
     """δ₂(t) = H_{e^t}(N(μ, 1), N(0, 1)) = Φ(μ/2 − t/μ) − e^t Φ(−μ/2 − t/μ), either way round."""
 
-    mu: Any
+    mu: Scalar
 
     def log_value(self, t: Array) -> Array:
         """log δ₂(t), rounded up; NaN where t is."""

@@ -67,6 +67,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from mfopt._runtime._arrays import Scalar
 from mfopt._runtime._float64 import float64
 from mfopt._runtime._types import PyTree
 from mfopt.accounting import solve
@@ -96,7 +97,7 @@ def tilt(kind: str, order: float, ceilings: Ceilings, point: Point) -> Tilt:
       order: s, whole for a chain, or t.
       ceilings, point: at the point's σ, and σ, ε and payoff.
     """
-    detail: Any = None
+    detail: PyTree = None
     if kind in ceilings.chains:
         order = int(order)
         log_largest, detail = ceilings.chain(kind, order)
@@ -161,9 +162,9 @@ def mean_tilt(ceilings: Ceilings, point: Point) -> Tilt:
 class Asked(NamedTuple):
     """A :class:`~.evidence.Point` and a :class:`~.evidence.Tilt` inside a kernel."""
 
-    epsilon: Any
+    epsilon: Scalar
     order: Any
-    log_ceiling: Any
+    log_ceiling: Scalar
     payoff: Any
 
 
@@ -285,7 +286,7 @@ def on_points(
     return sums(jax.lax.fori_loop(0, points, add, jnp.zeros(drawn.along.shape)) / points)
 
 
-KERNELS: dict[str, Callable[..., Any]] = {"shift": _shift, "mean": _mean, convex.KIND: _plain}
+KERNELS: dict[str, Callable[..., Sums]] = {"shift": _shift, "mean": _mean, convex.KIND: _plain}
 
 
 def pick(exponents: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -16,6 +16,7 @@ import numpy as np
 import scipy
 
 from mfopt._runtime import _quick
+from mfopt._runtime._arrays import Scalar
 from mfopt._runtime._float64 import float64
 from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo import clusters, importance, patterns
@@ -47,7 +48,7 @@ class KeptBins(NamedTuple):
 
     gram: Array
     factor: Factor
-    sigma: Any = 1.0
+    sigma: Scalar = 1.0
 
     @property
     def throws(self) -> int:
@@ -70,10 +71,10 @@ class KeptBins(NamedTuple):
     def work(self) -> int:
         return self.bins
 
-    def scaled(self, noise_multiplier: Any) -> KeptBins:
+    def scaled(self, noise_multiplier: Scalar) -> KeptBins:
         return self._replace(sigma=self.sigma * noise_multiplier)
 
-    def rows(self, chosen: Any) -> jax.Array:
+    def rows(self, chosen: jax.Array) -> jax.Array:
         """S[chosen]."""
         return jnp.asarray(self.gram)[chosen] / self.sigma**2
 
@@ -88,7 +89,7 @@ class KeptBins(NamedTuple):
     def noise(self, normal: jax.Array) -> jax.Array:
         return coloured(normal / self.sigma, self.factor)
 
-    def log_ratio(self, exponents: jax.Array, power: Any = 1) -> jax.Array:
+    def log_ratio(self, exponents: jax.Array, power: Scalar = 1) -> jax.Array:
         return privacy_loss(power * exponents - power**2 * self.diagonal() / 2)
 
     def average(self, exponents: jax.Array) -> jax.Array:
@@ -242,7 +243,7 @@ def _clusters(
 
 @_quick.jit
 def _log_normalizers(
-    pattern: KeptBins, first: int, spikes: Any = 0.0
+    pattern: KeptBins, first: int, spikes: Scalar = 0.0
 ) -> tuple[jax.Array, jax.Array]:
     """log max_k mean_i e^(l·T[i,k]), T = S − diag(``spikes``), and the largest S off the diagonal.
 

@@ -38,13 +38,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime import _quick
+from mfopt._runtime._arrays import Scalar
 from mfopt._runtime._types import PyTree
 from mfopt.errors import FailureError
 from mfopt.strategies.fields import Array
@@ -88,13 +89,13 @@ class Likelihood(Protocol):
     @property
     def work(self) -> int: ...
 
-    def scaled(self, noise_multiplier: Any) -> Likelihood:
+    def scaled(self, noise_multiplier: Scalar) -> Likelihood:
         """Divide all modes by σ."""
 
     def noise(self, normal: jax.Array) -> jax.Array:
         """<m, z> of every entry for rows z: (size, dimension) -> (size, entries)."""
 
-    def log_ratio(self, exponents: jax.Array, power: Any = 1) -> jax.Array:
+    def log_ratio(self, exponents: jax.Array, power: Scalar = 1) -> jax.Array:
         """log E_k e^(p <m_k, X> − p² |m_k|²/2): Y at p = 1; (size, entries) -> (size,)."""
 
     def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: PyTree) -> Drawn:
@@ -126,7 +127,7 @@ class PatternChain(NamedTuple):
       most: the largest s that is known.
     """
 
-    ceiling: Callable[[int], tuple[float, Any]]
+    ceiling: Callable[[int], tuple[float, PyTree]]
     most: int
 
 
@@ -195,7 +196,7 @@ class Ceilings:
             self.common + common,
         )
 
-    def chain(self, kind: str, order: int) -> tuple[float, Any]:
+    def chain(self, kind: str, order: int) -> tuple[float, PyTree]:
         """(log of an upper bound of Π N_l, how it is drawn) of one kind and order."""
         value, by = self.chains[kind].ceiling(order)
         return value - self.common * order * (order + 1) / 2, by
@@ -210,10 +211,10 @@ class SharedGaussianComponent(NamedTuple):
 
     toward: Array
     parts: Array
-    length: Any
+    length: Scalar
 
     @property
-    def shift(self) -> Any:
+    def shift(self) -> Scalar:
         """√c, of the Gaussian release accounted for exactly."""
         return math.sqrt(_PART) * self.length
 
@@ -251,7 +252,7 @@ def shared_component(
 class Residual(NamedTuple):
     """The likelihood ratio of m' beside a shared component, both in noise units."""
 
-    whole: Any
+    whole: Likelihood
     shared: SharedGaussianComponent
 
     @property
@@ -262,17 +263,17 @@ class Residual(NamedTuple):
     def work(self) -> int:
         return int(self.whole.work)
 
-    def scaled(self, noise_multiplier: Any) -> Residual:
-        toward, *lengths = self.shared
-        parts, length = (part / noise_multiplier for part in lengths)
-        shared = SharedGaussianComponent(toward, parts, length)
+    def scaled(self, noise_multiplier: Scalar) -> Residual:
+        toward, parts, length = self.shared
+        lengths = parts / noise_multiplier, length / noise_multiplier
+        shared = SharedGaussianComponent(toward, *lengths)
         return Residual(self.whole.scaled(noise_multiplier), shared)
 
     def noise(self, normal: jax.Array) -> jax.Array:
         along = (1 - _LEFT) * (normal @ jnp.asarray(self.shared.toward))
         return self.whole.noise(normal) - along[:, None] * self.shared.parts
 
-    def log_ratio(self, exponents: jax.Array, power: Any = 1) -> jax.Array:
+    def log_ratio(self, exponents: jax.Array, power: Scalar = 1) -> jax.Array:
         passed = self.whole.log_ratio(exponents, power)
         return passed + power**2 * self.shared.shift**2 / 2
 

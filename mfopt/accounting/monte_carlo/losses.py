@@ -72,7 +72,7 @@ class LikelihoodLoss(SampledLoss):
         return functools.lru_cache(maxsize=8)(self._at)
 
     @float64
-    def _at(self, noise_multiplier: float, split: bool) -> Any:
+    def _at(self, noise_multiplier: float, split: bool) -> tuple[Likelihood, Ceilings]:
         scaled = self.likelihood.scaled(noise_multiplier)
         if not split:
             return scaled, self.ceilings(scaled, 0.0)

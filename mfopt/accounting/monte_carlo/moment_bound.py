@@ -146,11 +146,11 @@ class _Terms(NamedTuple):
     powers: np.ndarray
     log_means: np.ndarray
 
-    def values(self, y: np.ndarray, log_unit: Any = 0.0) -> np.ndarray:
-        """Value of each term at v = e^y over e^log_unit, shape (terms, points)."""
+    def values(self, y: np.ndarray) -> np.ndarray:
+        """Value of each term at v = e^y, shape (terms, points)."""
         v = np.expm1(y) / self.scale
-        signed = v ** np.arange(self.signed)[:, None] * np.exp(-log_unit)
-        powers = np.exp(self.powers[:, None] * y - self.log_means[:, None] - log_unit)
+        signed = v ** np.arange(self.signed)[:, None]
+        powers = np.exp(self.powers[:, None] * y - self.log_means[:, None])
         return np.concatenate([signed, powers])
 
     def curvature(self, weights: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:

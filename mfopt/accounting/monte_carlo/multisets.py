@@ -28,7 +28,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,7 @@ import numpy as np
 import scipy
 
 from mfopt._runtime import _quick
+from mfopt._runtime._arrays import Scalar
 from mfopt._runtime._float64 import float64
 from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo import patterns
@@ -69,7 +70,7 @@ class _Multisets(NamedTuple):
       late_counts, early_counts: in the last or first c bins, (classes, c), ascending.
     """
 
-    whole: Any
+    whole: KeptBins | Patterns
     counts: Array
     log_weights: Array
     late: Array
@@ -102,7 +103,7 @@ class _Multisets(NamedTuple):
         # chunks of one size, whatever is asked for, share their compiled code
         return max(int(self.whole.throws * len(self.counts)), 128)
 
-    def scaled(self, noise_multiplier: Any) -> _Multisets:
+    def scaled(self, noise_multiplier: Scalar) -> _Multisets:
         return self._replace(whole=self.whole.scaled(noise_multiplier))
 
     def noise(self, normal: jax.Array) -> jax.Array:
@@ -115,7 +116,7 @@ class _Multisets(NamedTuple):
         (products, square), size = self.whole.mean(), jnp.sum(self.counts[0])
         return size * products, size**2 * square
 
-    def log_ratio(self, exponents: jax.Array, power: Any = 1) -> jax.Array:
+    def log_ratio(self, exponents: jax.Array, power: Scalar = 1) -> jax.Array:
         within, corner = self.whole.overlaps()
         counts, (rounds, bins) = jnp.asarray(self.counts), within.shape[:2]
         norms = jnp.einsum("ni,gij,nj->gn", counts, within, counts)

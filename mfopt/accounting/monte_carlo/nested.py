@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
@@ -70,7 +72,7 @@ class HierarchicalLowRank(NamedTuple):
                 rows = self.colour(self.dense(number)[: end - begin], np)[:, :bins]
                 yield slice(begin, end), rows
 
-    def colour(self, normal: Any, numbers: Any = jnp) -> Any:
+    def colour(self, normal: Any, numbers: ModuleType = jnp) -> Any:
         """``normal`` L̃ᵀ, shape (samples, bins); ``numbers`` is NumPy where nothing is traced."""
         bins, run = normal.shape[1], len(self.rows[0])
         short = len(self.rows) * run - bins
@@ -177,7 +179,7 @@ def nested(factor: np.ndarray) -> tuple[HierarchicalLowRank, float]:
     return HierarchicalLowRank(stacked, tuple(right)), float(np.sqrt(square))
 
 
-def coloured(normal: Any, factor: Factor) -> Any:
+def coloured(normal: jax.Array, factor: Factor) -> jax.Array:
     """``normal`` Lᵀ, shape (samples, bins)."""
     if isinstance(factor, HierarchicalLowRank):
         return factor.colour(normal)

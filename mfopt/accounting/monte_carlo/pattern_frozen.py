@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime import _quick
+from mfopt._runtime._arrays import Scalar
 from mfopt._runtime._float64 import float64
 from mfopt._runtime._pytree import STATIC
 from mfopt._runtime._types import PyTree
@@ -59,7 +60,7 @@ class PatternLikelihood(abc.ABC):
 
     work = numbers = dimension  # of a sample; of entries
 
-    def scaled(self, noise_multiplier: Any) -> Self:
+    def scaled(self, noise_multiplier: Scalar) -> Self:
         """Return the same in noise units: C/σ and the overlaps over σ²."""
         return dataclasses.replace(
             self, columns=self.columns / noise_multiplier, gram=self.gram / noise_multiplier**2
@@ -77,11 +78,11 @@ class PatternLikelihood(abc.ABC):
         row = band.product(columns, jnp.full((1, self.dimension), 1 / self.bins))
         return self.noise(row)[0], jnp.sum(row**2)
 
-    def log_ratio(self, exponents: jax.Array, power: Any = 1) -> jax.Array:
+    def log_ratio(self, exponents: jax.Array, power: Scalar = 1) -> jax.Array:
         return self.ratio(power)(exponents)
 
     @abc.abstractmethod
-    def ratio(self, power: Any = 1) -> Callable[[jax.Array], jax.Array]:
+    def ratio(self, power: Scalar = 1) -> Callable[[jax.Array], jax.Array]:
         """Exponents -> :meth:`log_ratio`; what it takes of C alone is found here, once."""
 
     @abc.abstractmethod
@@ -209,7 +210,7 @@ def _cut(tree: PyTree) -> PyTree:
 
 
 def log_values(
-    patterns: PatternLikelihood, proposal: PatternProposal, log_sigma: jax.Array, epsilon: jax.Array
+    patterns: PatternLikelihood, proposal: PatternProposal, log_sigma: Scalar, epsilon: Scalar
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """(centre, noise) of a chunk -> log f, f = (P/R)(1 - e^(ε-Y))₊, for z, then for -z.
 
@@ -233,7 +234,7 @@ def log_values(
     return values
 
 
-def log_delta(terms: PatternTerms, log_sigma: jax.Array, epsilon: jax.Array) -> jax.Array:
+def log_delta(terms: PatternTerms, log_sigma: Scalar, epsilon: Scalar) -> jax.Array:
     """log δ̂: smooth and decreasing in log σ, and differentiable in the patterns."""
     values = log_values(terms.patterns, terms.proposal, log_sigma, epsilon)
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime import _check, _float64, _quick
+from mfopt._runtime._arrays import Array, Scalar
 from mfopt._runtime._float64 import float64
 from mfopt._runtime._types import PyTree
 from mfopt.accounting import unamplified
@@ -47,7 +48,7 @@ class PatternLoss(LikelihoodLoss):
     worth = 0.0025
     glance = 1024
 
-    def __init__(self, likelihood: Any) -> None:
+    def __init__(self, likelihood: pattern_frozen.PatternLikelihood) -> None:
         self._likelihood = likelihood
 
     @property
@@ -93,14 +94,14 @@ class PatternLaw(SampledLaw):
     disagreement: ClassVar[float] = 0.01
 
     @abc.abstractmethod
-    def of(self, columns: Any, gram: Any) -> Any:
+    def of(self, columns: Array, gram: Array) -> Any:
         """The likelihood of a C by its columns and their overlaps."""
 
     @abc.abstractmethod
     def require_memory(self) -> None:
         """Refuse a scheme whose tables do not fit."""
 
-    def loss(self, strategy: Strategy) -> Any:
+    def loss(self, strategy: Strategy) -> PatternLoss:
         return self.losses(self.exact(strategy))
 
     def check(self, strategy: Strategy) -> int:
@@ -179,7 +180,9 @@ class PatternLaw(SampledLaw):
         """Largest norm of a pattern."""
         return jnp.sqrt(reduced.largest_square())
 
-    def proposal(self, reduced: PyTree, noise_multiplier: Any, epsilon: Any) -> PatternProposal:
+    def proposal(
+        self, reduced: PyTree, noise_multiplier: Scalar, epsilon: Scalar
+    ) -> PatternProposal:
         at = float(noise_multiplier), float(epsilon)
         return pattern_frozen.placed(reduced, *at, self.losses.estimated)
 
@@ -188,7 +191,7 @@ class PatternLaw(SampledLaw):
     ) -> PatternTerms:
         return pattern_frozen.all_terms(reduced, proposal, draws)
 
-    def log_delta(self, terms: PatternTerms, log_sigma: Any, epsilon: Any) -> jax.Array:
+    def log_delta(self, terms: PatternTerms, log_sigma: Scalar, epsilon: Scalar) -> jax.Array:
         return pattern_frozen.log_delta(terms, log_sigma, epsilon)
 
 

@@ -29,13 +29,13 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
 
+from mfopt._runtime._arrays import Scalar
 from mfopt._runtime._float64 import float64
 from mfopt._runtime._pytree import STATIC, pytree
 from mfopt._runtime._types import PyTree
@@ -107,7 +107,7 @@ class Patterns(PatternLikelihood):
 
         return jnp.max(jax.lax.scan(step, squares[0], (squares[1:], corner))[0])
 
-    def ratio(self, power: Any = 1) -> Callable[[jax.Array], jax.Array]:
+    def ratio(self, power: Scalar = 1) -> Callable[[jax.Array], jax.Array]:
         half = power**2 * squared_norms(self) / 2
         log_of = log_mean(power**2 * corners(self), self.bins)
         return lambda exponents: log_of(power * exponents - half)
@@ -276,7 +276,7 @@ def log_mean(corner: jax.Array, bins: int) -> Callable[[jax.Array], jax.Array]:
     # nothing comes before the first assignment
     passing = jnp.exp(-jnp.pad(corner, ((1, 0), (0, 0), (0, 0))))
 
-    def step(state: tuple[jax.Array, jax.Array], throw: tuple[jax.Array, ...]) -> Any:
+    def step(state: tuple[jax.Array, jax.Array], throw: tuple[jax.Array, ...]) -> PyTree:
         (body, tail), (early, latest, elsewhere, passed) = state, throw
         early = early * (body[:, None] + tail @ passed)
         body = elsewhere + jnp.sum(early[:, :late], axis=1)

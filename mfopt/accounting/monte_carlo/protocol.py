@@ -24,9 +24,11 @@ import jax
 import jax.numpy as jnp
 
 from mfopt._runtime import _check
+from mfopt._runtime._arrays import Scalar
 from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo.evidence import Pilot, Point, Tilt, Trial, UpperBound
 from mfopt.accounting.monte_carlo.free import unamplified
+from mfopt.sampling import Scheme
 from mfopt.strategies import Strategy
 
 SampledDirection = Literal["remove", "add"]
@@ -90,6 +92,11 @@ class SampledLoss(abc.ABC):
     @abc.abstractmethod
     def work(self) -> int:
         """Numbers that one sample takes: what sample counts are limited by."""
+
+    @property
+    def most_work(self) -> int:
+        """Samples times work of a group's test, at most: a few CPU seconds."""
+        return 2**28
 
     @abc.abstractmethod
     def start(self, epsilon: float, delta: float) -> float:
@@ -221,7 +228,7 @@ class SampledLaw(abc.ABC):
         Scaling C by a multiplies it by a², so that σ grows with its square root.
         """
 
-    def product(self, slope: Any, strategy: Strategy) -> jax.Array:
+    def product(self, slope: PyTree, strategy: Strategy) -> jax.Array:
         """<slope, quadratic>, differentiable in the strategy; override where that is cheaper."""
         parts = jax.tree.map(lambda h, q: jnp.sum(h * q), slope, self.quadratic(strategy))
         return jax.tree.reduce(jnp.add, parts)
@@ -243,7 +250,7 @@ class SampledLaw(abc.ABC):
         """Sensitivity of C without amplification: what C is normalized by."""
 
     @abc.abstractmethod
-    def proposal(self, reduced: PyTree, noise_multiplier: Any, epsilon: Any) -> PyTree:
+    def proposal(self, reduced: PyTree, noise_multiplier: Scalar, epsilon: Scalar) -> PyTree:
         """Proposal of the frozen draws. Any is unbiased; one near the solution has low variance."""
 
     @abc.abstractmethod
@@ -251,12 +258,12 @@ class SampledLaw(abc.ABC):
         """Terms that do not depend on σ, a pytree."""
 
     @abc.abstractmethod
-    def log_delta(self, terms: PyTree, log_sigma: Any, epsilon: Any) -> jax.Array:
+    def log_delta(self, terms: PyTree, log_sigma: Scalar, epsilon: Scalar) -> jax.Array:
         """log δ̂ of the remove direction: smooth and decreasing in log σ."""
 
 
 @functools.singledispatch
-def law(scheme: Any) -> SampledLaw:
+def law(scheme: Scheme) -> SampledLaw:
     """The sampled law of a scheme.
 
     Raises:
@@ -267,13 +274,13 @@ def law(scheme: Any) -> SampledLaw:
     raise _check.reject("sampling", scheme, rule, f"There is one for {', '.join(known) or 'none'}.")
 
 
-def is_sampled(scheme: Any) -> bool:
+def is_sampled(scheme: Scheme) -> bool:
     """True for a scheme with a sampled law: σ of one unit is found by samples, or bounded."""
     return law.dispatch(type(scheme)) is not law.dispatch(object)
 
 
 @functools.singledispatch
-def loss_of(given: Any) -> SampledLoss:
+def loss_of(given: object) -> SampledLoss:
     """``given`` as a :class:`SampledLoss`: itself, or a dominating pair.
 
     Raises:

@@ -35,13 +35,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import gammaln, logsumexp, xlog1py, xlogy
 
 from mfopt._runtime import _quick
+from mfopt._runtime._arrays import Array, Scalar
 from mfopt._runtime._float64 import float64
 from mfopt._runtime._pytree import STATIC, pytree
 from mfopt._runtime._types import PyTree
@@ -80,10 +80,10 @@ class RandomGroups(PatternLikelihood):
         """p, of a unit in a step of its group."""
         return self.groups / self.bins
 
-    def ratio(self, power: Any = 1) -> Callable[[jax.Array], jax.Array]:
+    def ratio(self, power: Scalar = 1) -> Callable[[jax.Array], jax.Array]:
         return lambda exponents: self._mean(self.by_group(exponents, power))
 
-    def by_group(self, exponents: jax.Array, power: Any = 1) -> jax.Array:
+    def by_group(self, exponents: jax.Array, power: Scalar = 1) -> jax.Array:
         """Y_γ of each group, of the modes times ``power``: shape (samples, groups)."""
         half = power**2 * jnp.asarray(self.gram)[0] / 2
         p = self.probability
@@ -92,11 +92,11 @@ class RandomGroups(PatternLikelihood):
         # one logarithm for several: float64 holds their product, or Y is no number
         return jnp.sum(jnp.log(jnp.prod(factors, axis=2)), axis=1)
 
-    def log_density(self, exponents: jax.Array, order: Any) -> jax.Array:
+    def log_density(self, exponents: jax.Array, order: Scalar) -> jax.Array:
         """log R of "powers" at order s, shape (samples,)."""
         return self._mean((1 + order) * self.by_group(exponents) - self.log_moments(order)[1])
 
-    def log_moments(self, order: Any) -> tuple[jax.Array, jax.Array]:
+    def log_moments(self, order: Scalar) -> tuple[jax.Array, jax.Array]:
         """log Σ_j w_tj of each step, shape (n,), and log M_γ, shape (1, groups)."""
 
         def add(j: jax.Array, total: jax.Array) -> jax.Array:
@@ -106,7 +106,7 @@ class RandomGroups(PatternLikelihood):
         of_steps = jax.lax.fori_loop(0, count, add, jnp.full(self.dimension, -jnp.inf))
         return of_steps, jnp.sum(self._rounds(of_steps[None], 0.0), axis=(1, 2))
 
-    def _log_weight(self, j: Any, order: Any) -> jax.Array:
+    def _log_weight(self, j: jax.Array, order: Scalar) -> jax.Array:
         """log w_tj of each step, shape (n,)."""
         choices = gammaln(2.0 + order) - gammaln(1.0 + j) - gammaln(2.0 + order - j)
         chances = xlogy(j, self.probability) + xlog1py(1.0 + order - j, -self.probability)
@@ -164,7 +164,7 @@ class RandomGroups(PatternLikelihood):
 
 
 @_quick.jit
-def _log_largest(pattern: RandomGroups, order: Any) -> jax.Array:
+def _log_largest(pattern: RandomGroups, order: Scalar) -> jax.Array:
     return jnp.max(pattern.log_moments(order)[1])
 
 
@@ -185,7 +185,9 @@ def ceilings(pattern: RandomGroups) -> Ceilings:
     return Ceilings({POWERS: PatternChain(log_largest, MAX_ORDER)}, *squares)
 
 
-def _powers(key: jax.Array, size: int, likelihood: Any, question: Any, _: None) -> Sums:
+def _powers(
+    key: jax.Array, size: int, likelihood: RandomGroups, question: importance.Asked, _: None
+) -> Sums:
     *draw_keys, noise_key, point_key = jax.random.split(key, 4)
     noise = likelihood.noise(jax.random.normal(noise_key, (size, likelihood.dimension)))
     drawn = likelihood.draw(jnp.stack(draw_keys), noise, question.order, None)
@@ -236,7 +238,7 @@ class RandomPartitionLaw(PatternLaw):
         "columns of two participations of a unit overlap",
     )
 
-    def of(self, columns: Any, gram: Any) -> RandomGroups:
+    def of(self, columns: Array, gram: Array) -> RandomGroups:
         return RandomGroups(columns, gram, self.scheme.bins, self.scheme.separation)
 
     def loss(self, strategy: Strategy) -> RandomPartitionLoss:

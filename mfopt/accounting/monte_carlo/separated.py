@@ -22,11 +22,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from mfopt._runtime._arrays import Scalar
 from mfopt._runtime._pytree import STATIC, pytree
 from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo.likelihood import Drawn
@@ -52,7 +52,7 @@ class Separated(PatternLikelihood):
         """Blocks of S steps, the last of which may be partly past the end."""
         return -(-self.dimension // self.separation)
 
-    def ratio(self, power: Any = 1) -> Callable[[jax.Array], jax.Array]:
+    def ratio(self, power: Scalar = 1) -> Callable[[jax.Array], jax.Array]:
         half = power**2 * jnp.asarray(self.gram)[0] / 2
         return lambda exponents: self.passed(power * exponents - half)[1]
 
@@ -138,7 +138,7 @@ class Separated(PatternLikelihood):
         padded = jnp.pad(x, ((0, 0), (0, padding)), constant_values=fill)
         return padded.reshape(len(x), self.blocks, self.separation)
 
-    def passed(self, exponents: jax.Array) -> tuple[Any, jax.Array]:
+    def passed(self, exponents: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Backward pass of log weights u (samples, n).
 
         Returns what :meth:`chosen` draws by, and log E_k e^Σu, (samples,). Here the first is
@@ -150,7 +150,7 @@ class Separated(PatternLikelihood):
         parts = jnp.moveaxis(self._cut(exponents, 0.0), 1, 0)  # past the end f = 1
         peak = jax.lax.stop_gradient(jnp.maximum(jnp.max(parts, axis=2), 0.0))
 
-        def step(following: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> Any:
+        def step(following: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> PyTree:
             u, peak = inputs
             weighted = p * waits[:-1] * jnp.exp(u - peak[:, None]) * following
             ending = waits[-1] * jnp.exp(-peak) * following[:, 0]
@@ -167,14 +167,14 @@ class Separated(PatternLikelihood):
         mean = jnp.log(initial @ begun) - math.log1p((size - 1) * p)
         return summed, jnp.sum(logs, axis=0) + mean
 
-    def chosen(self, uniforms: jax.Array, summed: Any) -> jax.Array:
+    def chosen(self, uniforms: jax.Array, summed: jax.Array) -> jax.Array:
         """Places of patterns drawn by the weights of :meth:`passed`, (samples, blocks)."""
         size, p = self.separation, self.probability
         waits = (1 - p) ** jnp.arange(size)
         begun = jnp.cumsum(summed[0, :, :-1] / waits * jnp.where(jnp.arange(size) == 0, 1.0, p), 1)
         begin = jnp.sum(begun <= uniforms[:, :1] * begun[:, -1:], axis=1)
 
-        def step(free: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> Any:
+        def step(free: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> PyTree:
             sums, uniform = inputs
             # of the units that are free from here on, those that take part later than a step
             threshold = uniform * jnp.take_along_axis(sums, free[:, None], axis=1)[:, 0]

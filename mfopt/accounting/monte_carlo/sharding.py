@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mfopt._runtime._types import PyTree
+from mfopt._runtime._types import PyTree, T
 
-Devices = tuple[Any, ...]
+Devices = tuple[jax.Device, ...]
 _SPLIT, _SAME = PartitionSpec("samples"), PartitionSpec()
 
 
@@ -49,7 +48,7 @@ def gathered(tree: PyTree, over: Devices) -> PyTree:
     return tree if len(over) == 1 else jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), tree)
 
 
-def mapped(function: Callable[..., Any], over: Devices) -> Callable[..., Any]:
+def mapped(function: Callable[..., T], over: Devices) -> Callable[..., T]:
     """``function`` of each device's part of its first argument; all others are the same for all.
 
     What it returns is joined along the first axis. To be called in compiled code.
@@ -57,7 +56,7 @@ def mapped(function: Callable[..., Any], over: Devices) -> Callable[..., Any]:
     if len(over) == 1:
         return function
 
-    def call(parts: Any, *shared: Any) -> Any:
+    def call(parts: PyTree, *shared: PyTree) -> T:
         specs = (_SPLIT, *(_SAME for _ in shared))
         inner = jax.shard_map(
             function, mesh=_mesh(over), in_specs=specs, out_specs=_SPLIT, check_vma=False
