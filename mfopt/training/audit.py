@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -27,6 +28,7 @@ from scipy import stats
 
 from mfopt._runtime import _check, _sizes
 from mfopt._runtime._float64 import pinned
+from mfopt._runtime._types import PyTree
 from mfopt.accounting import analysis
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
@@ -90,7 +92,7 @@ def _canary_model(canaries: int, loudness: float = _LOUDNESS) -> Model:
     Token ``canaries`` is that of units that only fill the population: their gradient is 0.
     """
 
-    def loss(params: Any, tokens: Any, mask: Any) -> Any:
+    def loss(params: PyTree, tokens: jax.Array, mask: jax.Array) -> jax.Array:
         is_canary = mask[0] & (tokens[0] < canaries)
         row = params["axes"][jnp.minimum(tokens[:1], canaries - 1)]
         return jnp.where(is_canary, loudness * row.sum(), 0)
@@ -102,8 +104,14 @@ def settings_of(account: Factorization) -> TrainConfig:
     """Settings of a run that executes ``account``, where no run's own are given."""
     group = account.guarantee.group_size
     algorithm = "els" if group > 1 or account.guarantee.privacy_unit == "record" else "uls"
-    sizes: dict[str, Any] = {"records_per_user": group, "microbatch": 64, "length": 16, "width": 32}
-    return TrainConfig(factorization="(an account)", algorithm=algorithm, **sizes)
+    return TrainConfig(
+        factorization="(an account)",
+        algorithm=algorithm,
+        records_per_user=group,
+        microbatch=64,
+        length=16,
+        width=32,
+    )
 
 
 @pinned

@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from mfopt._runtime import _check, _extras
+from mfopt._runtime._arrays import Array
 from mfopt._runtime._float64 import scope
-from mfopt._runtime._types import JsonObject
+from mfopt._runtime._types import JsonObject, PyTree
 from mfopt.errors import FailureError, UsageError
 from mfopt.noise import NoiseState
 from mfopt.training import mesh as meshes
@@ -100,7 +101,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """The steps for which a complete checkpoint exists, oldest first."""
         return sorted(self._manager.all_steps())
 
-    def save(self, state: TrainState, secret: RunSecret, facts: Mapping[str, Any]) -> None:
+    def save(self, state: TrainState, secret: RunSecret, facts: JsonObject) -> None:
         """Start to write ``state``; return as soon as the loop may continue.
 
         The ``secret`` seals what is written and is itself not written. ``facts`` are JSON-able:
@@ -158,7 +159,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     def _read(
         self, secret: RunSecret, step: int, like: TrainState
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    ) -> tuple[dict[str, list[Array]], JsonObject]:
         """The arrays and facts of ``step``; any exception where they are not what was written.
 
         ``like``: a state of the same run, whose placement they get.
@@ -182,7 +183,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _items(like))
         request = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
         with scope():
-            arrays: dict[str, Any] = self._manager.restore(step, args=request)["state"]
+            arrays = self._manager.restore(step, args=request)["state"]
         if not hmac.compare_digest(secret.seal(_message(arrays, facts)), seal):
             raise ValueError("its seal does not hold")
         internal = ("structure", "secret", "check")
@@ -206,12 +207,12 @@ def _name(secret: RunSecret) -> str:
     return secret.derive("name").hex()[:16]
 
 
-def _check_of(facts: Mapping[str, Any]) -> str:
+def _check_of(facts: JsonObject) -> str:
     """A checksum of the facts alone: what they say of the run is read before the seal can be."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def _message(items: Mapping[str, list[Any]], facts: Mapping[str, Any]) -> bytes:
+def _message(items: Mapping[str, list[Array]], facts: JsonObject) -> bytes:
     """Sealed message: the facts, and a digest of each array."""
     arrays = [(name, leaf) for name, leaves in sorted(items.items()) for leaf in leaves]
     if jax.process_count() > 1:  # all processes gather the same array at once
@@ -222,7 +223,7 @@ def _message(items: Mapping[str, list[Any]], facts: Mapping[str, Any]) -> bytes:
     return "\n".join([json.dumps(facts, sort_keys=True), *digests]).encode()
 
 
-def _digest(name: str, leaf: Any) -> str:
+def _digest(name: str, leaf: Array) -> str:
     """SHA-256 of an array, its name, type and shape, hex; the same on every mesh."""
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         leaf = multihost_utils.process_allgather(leaf, tiled=True)
@@ -232,7 +233,7 @@ def _digest(name: str, leaf: Any) -> str:
     return digest.hexdigest()
 
 
-def _items(state: TrainState) -> dict[str, list[Any]]:
+def _items(state: TrainState) -> dict[str, list[Array]]:
     # numpy scalars (a step counter on the host) are not arrays to the writer
     leaves_of = {
         name: [
@@ -258,7 +259,7 @@ def _structure(state: TrainState) -> dict[str, str]:
     return digests
 
 
-def _joined(part: Any, leaf: Any) -> Any:
+def _joined(part: object, leaf: Array) -> Array:
     """``leaf`` of a part of the state; buffers of noise without the axis of devices."""
     if not isinstance(part, NoiseState) or leaf.ndim < 3:
         return leaf
@@ -266,7 +267,7 @@ def _joined(part: Any, leaf: Any) -> Any:
         return leaf.reshape(len(leaf), -1)
 
 
-def _placed(like: Any, leaf: Any) -> Any:
+def _placed(like: jax.Array, leaf: jax.Array) -> jax.Array:
     """What was read, in the shape and on the devices of ``like``."""
     if leaf.shape == like.shape:
         return leaf
@@ -274,7 +275,7 @@ def _placed(like: Any, leaf: Any) -> Any:
         return jax.jit(lambda x: x.reshape(like.shape), out_shardings=like.sharding)(leaf)
 
 
-def _detached(items: Any) -> Any:
+def _detached(items: PyTree) -> PyTree:
     """Copies where the writer would share memory with buffers that the loop is about to reuse."""
     if not meshes.on_cpu():
         return items  # the writer copies to the host before it returns

@@ -13,9 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from mfopt._runtime import _check
-from mfopt._runtime._types import JsonObject
-
-PyTree = Any
+from mfopt._runtime._types import JsonObject, PyTree
 
 # The float32 norm of a leaf is itself rounded. Contributions aim this much below the bound, so
 # that the true norm of what is added stays below it.

@@ -37,7 +37,7 @@ SCHEDULES = ("constant", "cooldown", "cosine", "linear")
 _MADE_BY = "The file comes from `mfopt optimize`."
 # former settings, which files of older runs hold: table, and the only value that is still meant
 # (None: any, as it changed no number)
-_REMOVED: dict[str, tuple[str, Any]] = {
+_REMOVED: dict[str, tuple[str, object]] = {
     "trust": ("privacy", False),
     "public_overlap": ("data", 0.1),
     "delta_share": ("privacy", 0.1),
@@ -98,7 +98,7 @@ def _seed(name: str, value: int) -> None:
         _check.pinned(name, value)
 
 
-_CHECKS: dict[Callable[[str, Any], Any], str] = {
+_CHECKS: dict[Callable[[str, Any], object], str] = {
     _check.integer: "records_per_user checkpoint_every evaluate_records local_epochs",
     # larger models are counted too late: their shapes overflow, or take hours to trace
     functools.partial(_check.integer, at_most=2**10): "layers heads",
@@ -264,7 +264,7 @@ class TrainConfig:
                 value = values[0] if len(values) == 1 else tuple(values)
                 raise _check.reject(names, value, rule, way_out)
 
-    def _rules(self) -> Iterator[tuple[Any, str, str, str]]:
+    def _rules(self) -> Iterator[tuple[object, str, str, str]]:
         """Yield (whether it is broken, settings, rule, way out), for rules about several."""
         chosen = f"algorithm = {self.algorithm!r}"
         for field in dataclasses.fields(self):
@@ -352,7 +352,7 @@ class TrainConfig:
         return "\n".join(lines)
 
 
-def load(path: str | Path | None, overrides: dict[str, Any] | None = None) -> TrainConfig:
+def load(path: str | Path | None, overrides: JsonObject | None = None) -> TrainConfig:
     """The settings in a TOML file, with ``overrides`` (flags) on top.
 
     Refused are a file that is missing or no TOML, and a setting that is unknown, in the wrong
@@ -363,7 +363,7 @@ def load(path: str | Path | None, overrides: dict[str, Any] | None = None) -> Tr
     return TrainConfig(**values)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> JsonObject:
     _check.file("config", path)
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))

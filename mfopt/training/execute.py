@@ -16,6 +16,7 @@ import numpy as np
 
 from mfopt._runtime import _check, _files, _signals
 from mfopt._runtime._float64 import pinned
+from mfopt._runtime._types import JsonObject, PyTree
 from mfopt.errors import FailureError
 from mfopt.progress import Progress, Report, silent
 from mfopt.training import mesh as meshes
@@ -37,7 +38,7 @@ _CHECKPOINT_SECONDS = 600
 @pinned
 def execute(
     prepared: Prepared, *, resume_from: int | None = None, progress: Report = silent
-) -> dict[str, Any]:
+) -> JsonObject:
     """Train, or resume training, and write all results into the run's folder.
 
     A signal that asks for an end (Ctrl-C, SIGTERM, SIGHUP) is answered after the step or evaluation
@@ -58,7 +59,7 @@ def execute(
 
 def _execute(
     prepared: Prepared, checkpoints: Checkpoints, resume_from: int | None, progress: Report
-) -> dict[str, Any]:
+) -> JsonObject:
     config, folder, trainer = prepared.config, prepared.folder, prepared.trainer
     lead = jax.process_index() == 0
     state = trainer.init(prepared.secret.key("noise"))
@@ -175,7 +176,7 @@ def _settled(history: list[float], patience: int) -> bool:
     return bool(patience and earlier) and min(earlier) <= min(recent)
 
 
-def _finish(prepared: Prepared, state: TrainState) -> dict[str, Any] | None:
+def _finish(prepared: Prepared, state: TrainState) -> JsonObject | None:
     """Write the report and the model of a run at ``state``; return the report."""
     params = meshes.gather(prepared.mesh, state.params)
     folder, report = prepared.folder, _write_report(prepared, int(state.step))
@@ -209,7 +210,7 @@ def _evaluators(prepared: Prepared) -> tuple[Callable[[TrainState], Any], ...]:
     tokens = np.arange(config.length, dtype=np.int32) % (model.vocab_size or 2)
 
     @jax.jit
-    def sound(params: Any, frozen: Any) -> jax.Array:
+    def sound(params: PyTree, frozen: PyTree) -> jax.Array:
         params, frozen = meshes.gathered(prepared.mesh, (params, frozen))
         finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(params)]
         loss = model.loss(params, frozen, jnp.asarray(tokens), jnp.ones(config.length, bool))
@@ -239,7 +240,7 @@ def _evaluators(prepared: Prepared) -> tuple[Callable[[TrainState], Any], ...]:
     return evaluate, lambda state: loss(state, "public").loss, healthy
 
 
-def _write_report(prepared: Prepared, done: int) -> dict[str, Any] | None:
+def _write_report(prepared: Prepared, done: int) -> JsonObject | None:
     """The report; the first process writes it, and the settings."""
     report = prepared.report(done)
     if jax.process_index() == 0:

@@ -48,12 +48,12 @@ class Finding:
         return not self.chance >= LEVEL
 
 
-def capped(chance: Any) -> float:
+def capped(chance: float) -> float:
     """At most 1; what is not a number stays so, and is a fault."""
     return float(np.minimum(1.0, chance))
 
 
-def certain(name: str, holds: Any) -> Finding:
+def certain(name: str, holds: object) -> Finding:
     """Finding about what always holds in a correct trainer."""
     return Finding(name, 1.0 if holds else 0.0)
 
@@ -166,7 +166,7 @@ def _normal(products: np.ndarray, expected: np.ndarray) -> Any:
     return 2 * stats.norm.sf(np.abs(products) / sizes)
 
 
-def _products(rows: np.ndarray) -> Any:
+def _products(rows: np.ndarray) -> np.ndarray:
     """Chances of the products of any two rows, [later, given]."""
     return _normal(rows @ rows.T, rows)
 

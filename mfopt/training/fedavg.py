@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
@@ -58,7 +58,7 @@ def clipping_of(description: JsonObject) -> Clipping:
     return FedAvg(**facts)
 
 
-def weights(counts: Any, cap: float) -> np.ndarray:
+def weights(counts: ArrayLike, cap: float) -> np.ndarray:
     """w_k = min(n_k / ŵ, 1), float32 (K,): at most 1 whatever the counts."""
     share = np.asarray(counts, np.float64) / _check.positive("cap", cap)
     return np.minimum(share, 1.0).astype(np.float32)
@@ -78,8 +78,8 @@ def adder(model: Model, fedavg: FedAvg) -> Adder:
         totals: Totals, params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array
     ) -> Totals:
         # The update is what is kept, not θ: θ⁰ + Δ - θ⁰ would be rounded beyond the bound.
-        def step(update: PyTree, batch: PyTree) -> tuple[PyTree, Any]:
-            def loss(params: PyTree) -> Any:
+        def step(update: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+            def loss(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
                 losses = jax.vmap(model.loss, (None, None, 0, 0))(params, frozen, *batch)
                 return mean_loss(losses, batch[1])
 
@@ -120,8 +120,9 @@ def adder(model: Model, fedavg: FedAvg) -> Adder:
         updates, weight, statistics = jax.vmap(user)(tokens, mask)
         statistics = jax.tree.map(lambda leaf: jnp.sum(leaf.astype(jnp.float32)), statistics)
         # an accelerator's usual products would round a contribution beyond its bound
-        exact: dict[str, Any] = {"axes": 1, "precision": jax.lax.Precision.HIGHEST}
-        product = functools.partial(jnp.tensordot, -weight, **exact)
+        product = functools.partial(
+            jnp.tensordot, -weight, axes=1, precision=jax.lax.Precision.HIGHEST
+        )
         summed = Totals(jax.tree.map(product, updates), statistics)
         return jax.tree.map(jnp.add, totals, summed)
 

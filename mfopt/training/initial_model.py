@@ -97,7 +97,7 @@ def maker_of(config: TrainConfig) -> Callable[..., Any]:
     name, _, function = config.model.partition(":")
     rule = "cannot be imported"
     try:
-        make: Callable[..., Any] = getattr(importlib.import_module(name), function)
+        make = getattr(importlib.import_module(name), function)
         rule = "must be a function to call with vocab_size, length and seed by name"
         inspect.signature(make).bind(vocab_size=0, length=0, seed=0)
     except (ImportError, AttributeError, TypeError, ValueError) as problem:
@@ -174,7 +174,7 @@ class _CorpusUnits(Units):
         return tokens[None], mask[None]
 
 
-def _pretrain(model: Model, store: TokenStore, config: TrainConfig, progress: Report) -> Any:
+def _pretrain(model: Model, store: TokenStore, config: TrainConfig, progress: Report) -> PyTree:
     """Parameters after steps of AdamW with a cosine schedule on public records."""
     if store.metadata.get("public") is not True:
         rule = "is not marked as public, and pretraining adds no noise"

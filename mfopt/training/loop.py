@@ -193,7 +193,7 @@ class Trainer:
         layout = meshes.spread(self._mesh, shapes)
         optimizer = jax.jit(self.optimizer.init, out_shardings=layout)(params)
         noise = self.execution.noise
-        draws: Any = ()
+        draws: PyTree = ()
         if noise is not None and not self._secure:
             draws = noise.init(_vector(params, self._mesh), key=key)
         state = TrainState(jnp.int32(0), params, optimizer, draws)
@@ -241,7 +241,9 @@ class Trainer:
             totals = self._add(totals, (params, self._frozen), *rows, len(units))
         return totals
 
-    def _added(self, totals: Totals, arrays: Any, tokens: Any, mask: Any, count: Any) -> Totals:
+    def _added(
+        self, totals: Totals, arrays: PyTree, tokens: jax.Array, mask: jax.Array, count: jax.Array
+    ) -> Totals:
         """The sums with ``count`` more microbatches, of tokens (block, m, G, L), in one loop."""
         params, frozen = meshes.gathered(self._mesh, arrays)  # once for the block
 

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.typing import ArrayLike
 
 from mfopt._runtime import _check
 from mfopt.training.models import PyTree
@@ -104,7 +105,7 @@ def gathered(mesh: Mesh, arrays: PyTree) -> PyTree:
 def place(tree: PyTree, sharding: PyTree) -> PyTree:
     """``tree`` on the devices of ``sharding`` (a pytree of shardings); all hosts hold all of it."""
 
-    def put(leaf: Any, layout: NamedSharding) -> jax.Array:
+    def put(leaf: ArrayLike, layout: NamedSharding) -> jax.Array:
         if isinstance(leaf, jax.Array) and leaf.sharding == layout:
             return leaf
         host = np.asarray(leaf)

@@ -12,7 +12,7 @@ import io
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,9 @@ class Evaluator:
         self._block = _RECORDS * self._mesh.size
         self.frozen = meshes.distribute(self._mesh, model.frozen)
 
-        def losses(params: PyTree, frozen: PyTree, tokens: Any, mask: Any) -> Any:
+        def losses(
+            params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
             params, frozen = meshes.gathered(self._mesh, (params, frozen))
             by_unit = jax.vmap(model.loss, in_axes=(None, None, 0, 0))(params, frozen, tokens, mask)
             return by_unit.astype(jnp.float32), num_targets(mask)
@@ -118,7 +120,9 @@ def step_row(result: StepResult, seconds: float) -> dict[str, float]:
     }
 
 
-def open_table(path: Path, fields: tuple[str, ...], start: int = 0) -> tuple[TextIO, Any]:
+def open_table(
+    path: Path, fields: tuple[str, ...], start: int = 0
+) -> tuple[TextIO, csv.DictWriter[str]]:
     """(file, ``csv.DictWriter``) of a table that grows by rows, each on disk as soon as written.
 
     Rows at or after step ``start``, of a run that was killed, are taken out.

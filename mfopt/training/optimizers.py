@@ -112,9 +112,9 @@ class CorrectedState(NamedTuple):
     """State of :func:`corrected_adam`: steps, both moments, and the noise's part of the second."""
 
     count: Any
-    mean: Any
-    square: Any
-    noise: Any
+    mean: PyTree
+    square: PyTree
+    noise: jax.Array
 
 
 def corrected_adam(
@@ -142,7 +142,9 @@ def corrected_adam(
         zeros = jax.tree.map(jnp.zeros_like, params)
         return CorrectedState(jnp.int32(0), zeros, jax.tree.map(jnp.copy, zeros), jnp.float32(0))
 
-    def update(updates: PyTree, state: CorrectedState, params: PyTree = None) -> tuple[Any, Any]:
+    def update(
+        updates: PyTree, state: CorrectedState, params: PyTree = None
+    ) -> tuple[PyTree, CorrectedState]:
         step = state.count + 1
         variance = variances[jnp.minimum(state.count, len(variances) - 1)]
         mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.mean, updates)

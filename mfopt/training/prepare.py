@@ -61,7 +61,7 @@ class Prepared:
     secret: RunSecret
     mesh: Mesh
     facts: JsonObject
-    public_report: dict[str, Any] | None
+    public_report: JsonObject | None
     learning_rate: float
     validation: Validation | None
     lock: BaseFileLock

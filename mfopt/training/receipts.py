@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from mfopt._runtime import _check, _files
+from mfopt._runtime._types import JsonObject
 from mfopt.factorization import Factorization
 from mfopt.training import privacy
 from mfopt.training.batching import Sampler
@@ -15,7 +16,7 @@ from mfopt.training.loop import Execution
 from mfopt.training.units import Units
 
 
-def receipt(run: Any, state: Any = None) -> dict[str, Any]:
+def receipt(run: Any, state: Any = None) -> JsonObject:
     """The privacy report of a private run so far: public numbers only, JSON-compatible.
 
     The fields are those that the trainer writes. What a unit is, and that it has one row of a

@@ -13,7 +13,6 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -80,9 +79,10 @@ def replay(folder: str | Path, progress: Report = silent) -> Replay:
             shutil.copytree(folder, copy, ignore=left_out)
             last_folder.mkdir(mode=0o700)
             shutil.move(copy / CHECKPOINTS / str(end), last_folder / str(end))
-            changes: dict[str, Any] = {"output": str(copy), "steps": end, "patience": 0}
             prepared = prepare(
-                dataclasses.replace(settings, **changes), resume=True, progress=progress
+                dataclasses.replace(settings, output=str(copy), steps=end, patience=0),
+                resume=True,
+                progress=progress,
             )
             execute(prepared, progress=progress)
             like, secret = prepared.trainer.init(), prepared.secret

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +54,7 @@ def work(model: Model, length: int) -> Work:
     return Work(sum(map(float, sizes)), float(sum(frozen)), record, max(sizes, default=0))
 
 
-def _held(function: Callable[..., Any], inputs: PyTree, *constants: PyTree) -> float:
+def _held(function: Callable[..., PyTree], inputs: PyTree, *constants: PyTree) -> float:
     """Float32 numbers that the backward pass towards ``inputs`` keeps beside the arguments."""
 
     def backward(inputs: PyTree, *constants: PyTree) -> PyTree:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from mfopt._runtime import _check, _extras, _files
+from mfopt._runtime._types import JsonObject
 from mfopt.training.data.store import CONTEXT
 
 _CHAT_START = "<|im_start|>"
@@ -77,7 +78,7 @@ class Tokenizer:
         return cls(backend, end_of_text or _end_token(file.parent, backend))
 
     @classmethod
-    def of_data(cls, path: str | Path, metadata: Mapping[str, Any]) -> Tokenizer:
+    def of_data(cls, path: str | Path, metadata: JsonObject) -> Tokenizer:
         """The tokenizer at ``path``; refused is another one than a token store was made with."""
         tokenizer = cls.load(path, metadata.get("end_of_text") or END_OF_TEXT)
         if tokenizer.digest != metadata["tokenizer_digest"]:

@@ -12,16 +12,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from typing import Any
 
 import numpy as np
 
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt.accounting import account as account_of
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
-from mfopt.sampling import FixedOrder
+from mfopt.sampling import Adjacency, FixedOrder
 from mfopt.strategies import Identity
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore
@@ -34,7 +34,7 @@ from mfopt.training.units import select
 PART = "held-out-users"  # whose losses are released
 
 
-def mechanism(releases: int, adjacency: Any) -> Mechanism:
+def mechanism(releases: int, adjacency: Adjacency) -> Mechanism:
     """So many sums over all held-out users, each with noise of its own."""
     full = FixedOrder(bins=1, epochs=releases)
     return Mechanism(full, Identity(), privacy_unit="user", adjacency=adjacency)
@@ -62,10 +62,11 @@ class Validation:
     @functools.cached_property
     def _stream(self) -> NoiseStream:
         """Noise of one release."""
-        size: dict[str, Any] = {"noise_multiplier": self.noise_multiplier, "clip_norm": self.bound}
-        return NoiseStream(Identity(), iterations=1, **size)
+        return NoiseStream(
+            Identity(), iterations=1, noise_multiplier=self.noise_multiplier, clip_norm=self.bound
+        )
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """JSON-able: the public numbers."""
         return {
             "steps": list(self.steps),
@@ -133,7 +134,7 @@ def _names(store: TokenStore) -> set[bytes]:
     return {text[begin:end] for begin, end in itertools.pairwise(offsets.tolist())}
 
 
-def proved(facts: dict[str, Any], stated: Guarantee, iterations: int) -> float:
+def proved(facts: JsonObject, stated: Guarantee, iterations: int) -> float:
     """ε of the validation in a report, at the δ of its statement.
 
     Args:

@@ -108,7 +108,7 @@ class Verification:
     """
 
     checks: tuple[Check, ...]
-    told: dict[str, Any]
+    told: JsonObject
     claims: tuple[str, ...]
 
     @property
@@ -121,7 +121,7 @@ class Verification:
         return dataclasses.asdict(self) | {"holds": self.holds}
 
 
-def read(report: str | Path) -> dict[str, Any]:
+def read(report: str | Path) -> JsonObject:
     """A privacy report from its file or a run's folder; refused if of a version not read here."""
     path = _check.path("report", report)
     # a device may have no end
@@ -177,7 +177,7 @@ def verify(
     return Verification(tuple(checks), claims, CLAIMS)
 
 
-def _without_former(facts: JsonObject) -> dict[str, Any]:
+def _without_former(facts: JsonObject) -> JsonObject:
     """A report without the fields of version 0.2, refused where they say something."""
     tables = {name: dict(facts[name]) for name in ("sampling", "units")}
     for table, name, empty in _FORMER:
@@ -187,7 +187,7 @@ def _without_former(facts: JsonObject) -> dict[str, Any]:
     return facts | tables
 
 
-def _inputs(facts: JsonObject) -> dict[str, Any]:
+def _inputs(facts: JsonObject) -> JsonObject:
     """Name and value of every input; UsageError where a field is unknown or of another type."""
     units, clipping = facts["units"], facts["clipping"]
     fields = {table: names.split() for table, names in _FIELDS.items()}
@@ -239,8 +239,9 @@ def _alone(
     facts: JsonObject, stated: Guarantee, account: Factorization, execution: Execution
 ) -> Guarantee:
     """The statement that follows for the run alone."""
-    keywords: dict[str, Any] = {"black_box": bool(facts["black_box"])}
-    statement = privacy.statement(account, execution, privacy_unit=stated.privacy_unit, **keywords)
+    statement = privacy.statement(
+        account, execution, privacy_unit=stated.privacy_unit, black_box=bool(facts["black_box"])
+    )
     return privacy.with_grid(
         statement, execution, _check.integer("parameters", facts["parameters"])
     )
@@ -378,7 +379,7 @@ def _compared(
             yield _alike(name, facts[name], value)
 
 
-def _same_warning(stated: Any, computed: str) -> bool:
+def _same_warning(stated: object, computed: str) -> bool:
     """True if a warning has these words, and their numbers up to rounding on another machine."""
     if not isinstance(stated, str) or _NUMBER.sub("#", stated) != _NUMBER.sub("#", computed):
         return False
@@ -387,7 +388,7 @@ def _same_warning(stated: Any, computed: str) -> bool:
     return all(math.isclose(old, new, rel_tol=_ROUNDED) for old, new in numbers)
 
 
-def _learning_rate(stated: dict[str, Any], execution: Execution) -> Check:
+def _learning_rate(stated: JsonObject, execution: Execution) -> Check:
     """Check of the learning rate: computed where the noise decided, else an input."""
     chosen, value = stated["chosen"], stated["value"]
     if chosen not in privacy.CHOSEN.values():
@@ -400,11 +401,11 @@ def _learning_rate(stated: dict[str, Any], execution: Execution) -> Check:
     return _alike("learning rate", value, rate)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return json.loads(json.dumps(value))
 
 
-def _alike(name: str, stated: Any, computed: Any) -> Check:
+def _alike(name: str, stated: object, computed: object) -> Check:
     is_equal = _equal(stated, computed)
     shown_stated, shown_computed = (
         f"{x:.6g}" if type(x) is float else str(x) for x in (stated, computed)
@@ -414,7 +415,7 @@ def _alike(name: str, stated: Any, computed: Any) -> Check:
     return Check(name.replace("_", " "), shown_stated, shown_computed, is_equal)
 
 
-def _equal(stated: Any, computed: Any) -> bool:
+def _equal(stated: object, computed: object) -> bool:
     """Return True if two JSON values are equal up to the last bits of numbers."""
     if isinstance(stated, dict) and isinstance(computed, dict):
         is_equal = stated.keys() == computed.keys()

@@ -64,7 +64,7 @@ def build(
     force: bool = False,
     reuse: bool = False,
     progress: Report = silent,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Build the stores of ``source`` (private) and ``public`` in the folder ``out``.
 
     Args:
@@ -95,7 +95,7 @@ def build(
         rule = "a tokenizer is part of the released model and is not trained on private data"
         way_out = "Give a tokenizer.json, or public text to train on."
         raise _check.reject("tokenizer", tokenizer, rule, way_out)
-    plan: dict[str, Any] = {
+    plan: JsonObject = {
         "mfopt": __version__,
         "source": source.describe(),
         "public": None if public is None else public.describe(),
@@ -127,7 +127,7 @@ def _written(
     folder: Path,
     texts: Mapping[str, tuple[Source, Options]],
     tokenizer: Tokenizer,
-    plan: Mapping[str, Any],
+    plan: JsonObject,
     progress: Report,
 ) -> JsonObject:
     """Write the stores of the texts, by part; what the report says of them."""
@@ -163,7 +163,7 @@ def _written(
         }
         for name, store in stores.items()
     }
-    written: dict[str, Any] = {"reading": reading, "parts": parts}
+    written: JsonObject = {"reading": reading, "parts": parts}
     if "public" in texts:
         private = [store for name, store in stores.items() if name != "public"]
         progress(Progress("comparing the public part with the private ones"))
@@ -172,7 +172,7 @@ def _written(
     return written
 
 
-def _plan_in(path: Path) -> dict[str, Any]:
+def _plan_in(path: Path) -> JsonObject:
     """Return the plan of a build from a file of it; empty if it is damaged."""
     try:
         return dict(json.loads(path.read_text())["plan"])
@@ -180,7 +180,7 @@ def _plan_in(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _text(description: Mapping[str, Any] | None) -> Any:
+def _text(description: JsonObject | None) -> object:
     """Return what tells a source's text from another, under any name and version of Python."""
     files = (description or {}).get("files")
     if isinstance(files, list):
@@ -208,7 +208,7 @@ def _fill(
     options: Options,
     name: str,
     progress: Report,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Read ``source`` into the builder; how many records came, and what is bad in the rest."""
     bad: dict[str, int] = {}
     examples: list[str] = []

@@ -12,9 +12,8 @@ import hashlib
 import json
 import tempfile
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -109,7 +108,7 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
     def finish(
         self,
         folder: str | Path,
-        metadata: Mapping[str, Any],
+        metadata: JsonObject,
         *,
         name: str = "train",
         hold_out: HoldOut | None = None,

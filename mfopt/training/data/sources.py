@@ -13,7 +13,7 @@ import os
 import re
 import unicodedata
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from mfopt.training.tokenizers import Content, Piece
 
 COMPLETION, CHAT = ("prompt", "completion"), ("messages",)
 _MESSAGE, _ROLES = ("role", "content"), ("system", "user", "assistant", "tool")
-Row = dict[str, Any] | str  # of a table, or why there is none
+Row = JsonObject | str  # of a table, or why there is none
 # A line of a CSV file whose quotes do not match swallows what follows: no field is that long.
 _LONGEST_FIELD = 1 << 26
 
@@ -41,9 +41,9 @@ class Item(NamedTuple):
     where: str = ""
 
     @classmethod
-    def of_row(cls, row: Mapping[str, Any], user: str, columns: Sequence[str]) -> Item:
+    def of_row(cls, row: JsonObject, user: str, columns: Sequence[str]) -> Item:
         """:meth:`of` a row with a column of text, with prompt and completion, or with messages."""
-        content: Any = row.get(columns[0])
+        content = row.get(columns[0])
         if columns == CHAT:
             content = _chat(content)
         elif columns == COMPLETION:
@@ -76,7 +76,7 @@ class Item(NamedTuple):
         return cls(unicodedata.normalize("NFC", user.strip()), text)
 
 
-def _chat(messages: Any) -> Any:
+def _chat(messages: object) -> object:
     """Pieces of a chat in ChatML, of which the assistant's are learned; else what was given."""
     pieces: list[Piece] = []
     for message in messages if isinstance(messages, list) else [None]:
@@ -280,7 +280,7 @@ class FileTree:
     format = ""
     context = False
 
-    def __init__(self, folder: str | Path, **facts: Any) -> None:
+    def __init__(self, folder: str | Path, **facts: object) -> None:
         self.folder, self._facts = Path(folder), facts
         if not self.folder.is_dir():
             raise _check.reject("data", str(folder), "is not a folder")

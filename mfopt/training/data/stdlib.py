@@ -112,7 +112,7 @@ class StandardLibrary(FileTree):
             yield Item.of(module.removesuffix(".__init__"), text)
 
 
-def build_stdlib(folder: str | Path, *, public: str = "public", **keywords: Any) -> dict[str, Any]:
+def build_stdlib(folder: str | Path, *, public: str = "public", **keywords: Any) -> JsonObject:
     """Build the embedded corpus: parts ``train``, ``public``, and held-out ones.
 
     The public part is "public" (code) or "prose" (docstrings). By default the tokenizer is a
@@ -139,7 +139,7 @@ def build_lines(
     *,
     skip_bad: bool = False,
     **keywords: Any,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Build the stores of a file (:func:`format_of`) with the columns ``user`` and ``text``.
 
     The rest is as for :func:`build_stdlib`, whose docstrings are the public part.

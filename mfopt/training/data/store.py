@@ -26,7 +26,6 @@ import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -44,7 +43,7 @@ _DAMAGED = "The store is damaged; build it again."
 _MAKE_ONE = "Make one with `mfopt data build`."
 
 
-def token_dtype(vocab_size: int) -> np.dtype[Any]:
+def token_dtype(vocab_size: int) -> np.dtype:
     """The narrowest token type: uint16 up to 65,536 entries, else uint32."""
     _check.integer("vocab_size", vocab_size, at_most=int(CONTEXT))
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
@@ -67,7 +66,7 @@ def _chunks(array: np.ndarray, extra: int = 0) -> Iterator[np.ndarray]:
         give_back(array)
 
 
-def give_back(array: Any) -> None:
+def give_back(array: object) -> None:
     """Let the system have the pages of a mapped array that were read; they are read again."""
     while isinstance(array, np.ndarray):
         array = array.base
@@ -122,7 +121,7 @@ class TokenStore:
 
     @classmethod
     def from_records(
-        cls, users: Sequence[Sequence[ArrayLike]], vocab_size: int = 1 << 16, **metadata: Any
+        cls, users: Sequence[Sequence[ArrayLike]], vocab_size: int = 1 << 16, **metadata: object
     ) -> TokenStore:
         """A small store in memory: ``users[u][j]`` is the j-th record of user u.
 

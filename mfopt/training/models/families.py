@@ -31,7 +31,7 @@ from mfopt.training.models.decoder import (
 )
 
 # Settings of a `config.json` that change the function computed, and values at which they do not.
-CHANGES_FUNCTION: dict[str, tuple[Any, ...]] = {
+CHANGES_FUNCTION: dict[str, tuple[object, ...]] = {
     "quantization_config": (None,),
     "add_cross_attention": (None, False),
     "is_encoder_decoder": (None, False),
@@ -72,7 +72,7 @@ _REMOVE = "Take it out if it changes nothing for records of the length that you 
 
 
 def _check_settings(
-    settings: Mapping[str, Any], fields: set[str], required: Mapping[str, tuple[Any, ...]]
+    settings: JsonObject, fields: set[str], required: Mapping[str, tuple[object, ...]]
 ) -> None:
     """Refuse settings of a ``config.json`` with which the weights compute another function.
 
@@ -214,7 +214,7 @@ _FOLLOWED = {
     *("layer_types", "rope_theta", "rms_norm_eps", "layer_norm_eps"),
 }
 # Values of settings that change the function computed, with which it is the one here.
-_REQUIRED: dict[str, tuple[Any, ...]] = {
+_REQUIRED: dict[str, tuple[object, ...]] = {
     "rope_interleaved": (False,),
     "use_mrope": (False,),
     "use_bidirectional_attention": (None, False),
@@ -557,7 +557,7 @@ def _ropes(values: JsonObject) -> dict[str, Rotary]:
     return {_FULL: full, _SLIDING: full if local is None else Rotary(local)}
 
 
-def _rotary(rope: dict[str, Any]) -> Rotary:
+def _rotary(rope: JsonObject) -> Rotary:
     kind = rope.pop("rope_type", "default")
     kind = rope.pop("type", kind)  # in older files
     theta, share = rope.pop("rope_theta", 1e4), rope.pop("partial_rotary_factor", 1.0)

@@ -12,7 +12,6 @@ import os
 import shutil
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,8 @@ import numpy as np
 
 from mfopt._runtime import _check, _extras, _files
 from mfopt._runtime._float64 import pinned
+from mfopt._runtime._types import JsonObject
+from mfopt.training.models import nnx_model
 from mfopt.training.models.decoder import TASKS, Decoder, LoRAConfig
 from mfopt.training.models.families import FAMILIES, DecoderConfig
 from mfopt.training.models.model import Model, PyTree
@@ -213,7 +214,7 @@ def read_config(folder: str | Path) -> DecoderConfig:
     return DecoderConfig.read(settings)
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def _json_object(path: Path) -> JsonObject:
     try:
         content = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -239,7 +240,7 @@ def load_pretrained(
     config = dataclasses.replace(read_config(folder), compute_dtype=compute_dtype, remat=remat)
     files = _locate(Path(folder))
     older = "transformer." if "wte.weight" in files else ""  # a prefix that first files lack
-    values: dict[tuple[Any, ...], Any] = {}
+    values: dict[nnx_model.Path, jax.Array] = {}
     names = set()
     for tensor in config.tensors():
         name = tensor.name.removeprefix(older)
@@ -302,7 +303,7 @@ def save_pretrained(folder: str | Path, config: DecoderConfig, params: PyTree) -
     _write_json(folder / "config.json", config.facts() | {"dtype": "float32"})
 
 
-def _write_json(path: Path, facts: dict[str, Any]) -> None:
+def _write_json(path: Path, facts: JsonObject) -> None:
     _files.write(path, json.dumps(facts, indent=2, sort_keys=True) + "\n")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ class Model:
     vocab_size: int | None = None
     max_length: int | None = None
     logits: Callable[[PyTree, PyTree, jax.Array], jax.Array] | None = None
-    export: Callable[[PyTree, PyTree, Any], None] | None = None
+    export: Callable[[PyTree, PyTree, Path], None] | None = None
 
     @classmethod
     def of(

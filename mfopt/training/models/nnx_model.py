@@ -6,6 +6,7 @@ checkpointer and sharding rule understands; it is put together again when the lo
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ with _extras.required():
 Path = tuple[Any, ...]
 
 
-def nest(flat: dict[Path, Any]) -> PyTree:
+def nest(flat: dict[Path, jax.Array]) -> PyTree:
     """{("h", 0, "bias"): x} -> {"h": {"0": {"bias": x}}}."""
     return unflatten_dict({tuple(map(str, path)): value for path, value in flat.items()})
 
@@ -33,7 +34,7 @@ def pick(tree: PyTree, path: Path) -> PyTree:
     return tree
 
 
-def flatten(state: PyTree) -> dict[Path, Any]:
+def flatten(state: PyTree) -> dict[Path, jax.Array]:
     """{path: array} of an NNX state, in a fixed order."""
     return {
         path: value.get_value() if isinstance(value, nnx.Variable) else value
@@ -48,7 +49,7 @@ def from_nnx(
     name: str = "model",
     vocab_size: int | None = None,
     max_length: int | None = None,
-    export: Callable[[PyTree, PyTree, Any], None] | None = None,
+    export: Callable[[PyTree, PyTree, pathlib.Path], None] | None = None,
 ) -> Model:
     """The :class:`Model` of ``module(tokens (L,)) -> logits (L, V)``.
 
