@@ -105,7 +105,7 @@ def test_the_polynomial_is_above_the_payoff_everywhere(direction):
         theta = max(float(np.max(missing)), elsewhere, 0.0)
         y = np.random.default_rng(0).uniform(-15, problem.highest + 1, 50_000)
         unit = problem._unit(y)
-        above = weights @ problem.terms.values(y, np.log(unit)) - problem.payoff(y) / unit
+        above = weights @ (problem.terms.values(y) / unit) - problem.payoff(y) / unit
         assert theta < 1 and np.min(above) >= -theta * (1 + 1e-6)
         # a control: lowered, it is seen to be below
         lower, _ = problem._missing(weights - 0.01 * np.eye(len(weights))[0], cells)
