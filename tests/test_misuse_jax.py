@@ -1,5 +1,6 @@
 """Right and wrong loops with ``PrivateRun`` in JAX: wrong ones are refused, NaN, or harmless."""
 
+import contextlib
 import copy
 import dataclasses
 import os
@@ -462,6 +463,22 @@ def copies_of_a_state_under_vmap():
 def models_under_vmap_with_one_state():
     loop = Counted()
     jax.vmap(lambda scale: step(loop.state, loop.batch, scale)[0])(jnp.array([1.0, -1.0]))
+
+
+@refused("compiled or mapped function holds.*under vmap one for each sum")
+def models_under_vmap_with_one_state_outside_of_jit():
+    loop = Counted()
+    models = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 1]), PARAMS)
+    jax.vmap(lambda p: RUN.gradient(jax.grad(loss), p, (X, Y), loop.batch, loop.state)[0])(models)
+
+
+@refused("clip_norm = 0.1: is set already")
+def settings_changed_in_a_run():
+    for name in ("clipping", "normalizer", "population", "stream"):
+        with contextlib.suppress(UsageError):
+            setattr(RUN, name, getattr(RUN, name))
+            return
+    RUN.stream.clip_norm = 0.1
 
 
 @nan

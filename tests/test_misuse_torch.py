@@ -432,6 +432,49 @@ def test_a_model_that_keeps_a_batch_is_refused(name, variant):
         loop.backward(batch)
 
 
+def identity(of_rows, of_gradients):
+    """The identity of one example, with a rule for vmap, and a gradient, of several."""
+
+    class Identity(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return x.clone()
+
+        @staticmethod
+        def setup_context(context, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(context, gradient):
+            return of_gradients(gradient)
+
+        @staticmethod
+        def vmap(info, axes, x):
+            return Identity.apply(of_rows(x.movedim(axes[0], 0))), 0
+
+    class Layer(torch.nn.Module):
+        def forward(self, x):
+            return Identity.apply(x)
+
+    return torch.nn.Sequential(torch.nn.Linear(4, 5), Layer(), torch.nn.Linear(5, 3))
+
+
+def centred(rows):
+    return rows - rows.mean(0, keepdim=True)
+
+
+@pytest.mark.parametrize("variant", [Loop, LikeOpacus])
+def test_a_rule_for_vmap_that_mixes_examples_is_refused(variant):
+    def step(*changes):
+        loop = variant(model=identity(*changes))
+        loop.backward(loop.batch())
+
+    step(torch.clone, torch.clone)
+    for changes in ((centred, torch.clone), (torch.clone, centred)):
+        with pytest.raises(UsageError, match=r"contribution of an example.*or mix examples"):
+            step(*changes)
+
+
 def test_what_the_probe_does_not_see():
     """What the first pass adds, as a table of positions would be."""
     memory = {}
@@ -701,9 +744,14 @@ def two_iterators_of_the_loader():
         loop.optimizer.step()
 
 
-@refused("normalizer", AttributeError)
-def another_normalizer():
-    Loop().run.normalizer = 1.0
+@refused("clip_norm = 0.1: is set already, and batches, clipping and noise follow")
+def settings_changed_in_a_run():
+    run = Loop().run
+    for name in ("factorization", "normalizer", "sampler", "stream"):
+        with contextlib.suppress(UsageError):
+            setattr(run, name, getattr(run, name))
+            return
+    run.stream.clip_norm = 0.1
 
 
 @refused("gradient 0 for every example")

@@ -23,6 +23,7 @@ from mfopt.guarantee import require_guarantee
 from mfopt.jax.batches import Batches, StepBatch, tag_of
 from mfopt.jax.program import GradientProgram, Product
 from mfopt.noise import NoiseState, uses
+from mfopt.noise.state import set_once
 from mfopt.sampling import UnitSampler
 from mfopt.training.clipping import Clipping, sum_of_squares
 
@@ -97,6 +98,8 @@ class PrivateRun:
     ((3,), 1)
     """
 
+    __setattr__ = set_once
+
     def __init__(
         self,
         factorization: Factorization,
@@ -109,8 +112,9 @@ class PrivateRun:
         **options: Any,
     ) -> None:
         self.factorization, self.allow_uncertified = factorization, allow_uncertified
-        options |= {"clip_norm": clip_norm, "allow_uncertified": allow_uncertified}
-        self.stream = noise.from_factorization(factorization, **options)
+        self.stream = noise.from_factorization(
+            factorization, clip_norm=clip_norm, allow_uncertified=allow_uncertified, **options
+        )
         self.clipping = Clipping(self.stream.clip_norm)
         self.microbatch = None if microbatch is None else _check.integer("microbatch", microbatch)
         expected = factorization.sampler(population, 0).expected_batch
@@ -134,8 +138,11 @@ class PrivateRun:
         Raises:
           UsageError: as :meth:`mfopt.noise.NoiseStream.init`.
         """
-        allowed = {"allow_uncertified": self.allow_uncertified}
-        require_guarantee(self.factorization.guarantee, pinned=seed is not None, **allowed)
+        require_guarantee(
+            self.factorization.guarantee,
+            pinned=seed is not None,
+            allow_uncertified=self.allow_uncertified,
+        )
         return self._between(self.stream.init(params, seed=seed))
 
     def guarantee(self, state: PrivateState) -> str:
@@ -144,8 +151,8 @@ class PrivateRun:
 
     def batches(self, state: PrivateState) -> Batches:
         """The batches of the run, from the state's step on; outside of jit."""
-        sampler, step = self.sampler(state), int(state.noise.step)
-        return Batches(sampler, _key_of(state), step, self.microbatch)
+        key, step = _key_of(state), int(state.noise.step)
+        return Batches(self.sampler(state), key, step, self.microbatch)
 
     def sampler(self, state: PrivateState) -> UnitSampler:
         """The sampler of the batches, whose seed follows from the key of the noise.

@@ -42,14 +42,14 @@ def add_noise(
     def init(params: PyTree) -> NoiseState:
         nonlocal used
         state = stream.init(params, seed=seed, key=key)
-        if key is not None and not _keys.tracing():
+        if key is None:
+            return state
+        if not _keys.tracing():
             if used:
                 rule = "was used by an init of this transformation already"
                 way_out = "Make one add_noise for each, without a key or with keys of their own."
                 raise _check.reject("key", "(not shown)", rule, way_out)
             used = True
-        if key is None:
-            return state
         ledger.begin(_keys.from_words(key))
         return dataclasses.replace(state, counted=True)
 

@@ -85,8 +85,10 @@ class TorchNoise:
         self.stream = stream
         self.pinned = seed is not None
         self.step, self._sound = 0, True
-        listed = list(enumerate(_listed("parameters", parameters)))
-        like = [_checked(f"parameters[{i}]", p, whole=part is None) for i, p in listed]
+        like = [
+            _checked(f"parameters[{i}]", p, whole=part is None)
+            for i, p in enumerate(_listed("parameters", parameters))
+        ]
         if not like:
             raise _check.reject("parameters", [], "must hold at least one tensor")
         self._like, self.part = like, part or (0, 1)
@@ -227,7 +229,9 @@ class TorchNoise:
             path = ledgers.path_of(self._key, folder=key_folder)
             facts["ledger"] = str(self.ledger.store(path))
         buffers = {
-            i: _torch_parts.viewed(b) for i, b in enumerate(self._buffers()) if b is not None
+            i: _torch_parts.viewed(buffer)
+            for part in self._parts
+            for i, buffer in zip(part.leaves, part.buffers() or (), strict=False)
         }
         key = self._key.copy()
         return files.contents_of(self.stream, key, self.step, self._shapes, buffers, **facts)
@@ -245,9 +249,9 @@ class TorchNoise:
         """
         buffers = self.check(contents)
         header, key = contents[0], contents[1]["key"].copy()
-        is_counted = not (header["pinned"] or self.part[0])
-        counted = (self.ledger or ledgers.Ledger()) if is_counted else None
-        if counted is not None:
+        counted = None
+        if not (header["pinned"] or self.part[0]):
+            counted = self.ledger or ledgers.Ledger()
             stored = header.get("ledger")
             path = ledgers.path_of(key, stored, key_folder)
             counted.resume(path, older=stored is None)
@@ -283,14 +287,6 @@ class TorchNoise:
             for part in self._parts:
                 part.next(self._key, self.step)
             self.step += 1
-
-    def _buffers(self) -> list[torch.Tensor | None]:
-        """Copies of the buffers, one for each parameter."""
-        buffers: list[torch.Tensor | None] = [None] * len(self._shapes)
-        for part in self._parts:
-            for i, buffer in zip(part.leaves, part.buffers() or (), strict=False):
-                buffers[i] = buffer
-        return buffers
 
 
 class SilentNoise:

@@ -142,6 +142,14 @@ def no_copy(noise: object) -> _check.UsageError:
     )
 
 
+def set_once(self: object, name: str, value: object) -> None:
+    """``__setattr__`` of objects whose guarantee rests on the values that they were made with."""
+    if name in vars(self):
+        rule = "is set already, and batches, clipping and noise follow from its value"
+        raise _check.reject(name, value, rule, "Make a new run: both count against privacy.")
+    object.__setattr__(self, name, value)
+
+
 def check_arrays(
     arrays: Mapping[str, Array], expected: Mapping[str, tuple[tuple[int, ...], npt.DTypeLike]]
 ) -> None:

@@ -24,7 +24,15 @@ from mfopt.noise import _draws, _kernels, _keys, ledger, secure, uses
 from mfopt.noise._kernels import Buffer
 from mfopt.noise.choice import Past, choose
 from mfopt.noise.packing import LeafGroup, Packing, SingleLeaf, grouped
-from mfopt.noise.state import Layout, NoiseState, buffer_sharding, check_arrays, mark, parts_of
+from mfopt.noise.state import (
+    Layout,
+    NoiseState,
+    buffer_sharding,
+    check_arrays,
+    mark,
+    parts_of,
+    set_once,
+)
 from mfopt.sampling import Scheme, require
 from mfopt.strategies import Strategy
 
@@ -96,6 +104,8 @@ class NoiseStream:
     ((2, 3), 1)
     """
 
+    __setattr__ = set_once
+
     def __init__(
         self,
         strategy: Strategy,
@@ -115,7 +125,7 @@ class NoiseStream:
         self.secure = bool(secure)
         default_type = np.float64 if secure else np.float32
         self.dtype = _dtype("dtype", default_type if dtype is None else dtype)
-        if self.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
+        if self.dtype not in (np.float32, np.float64):
             raise _check.reject("dtype", str(self.dtype), "noise is float32 or float64")
         narrow = self.dtype if buffer_dtype is None else buffer_dtype
         self.buffer_dtype = _dtype("buffer_dtype", narrow)
@@ -373,10 +383,10 @@ class NoiseStream:
                 *self._inputs(state, traced, valid), sums, layout=state.layout
             )
             return noise, dataclasses.replace(state, step=traced + 1, key=key, buffers=buffers)
-        if _keys.tracing():
-            rule = "a state that the compiled function holds as a constant would give "
-            rule += "the same noise in every call"
-            way_out = "Pass it as an argument and return the new one."
+        if _keys.tracing() or isinstance(digest, jax.core.Tracer):
+            rule = "a state that the compiled or mapped function holds as a constant would give "
+            rule += "the same noise for every sum"
+            way_out = "Pass it as an argument, under vmap one for each sum, and return the new one."
             raise _check.reject("state", state, rule, way_out)
         step = int(state.step)
         self.refuse_past_end(step)

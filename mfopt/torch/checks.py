@@ -153,11 +153,6 @@ def refuse_meshes(parameters: list[torch.Tensor], ranks: int) -> None:
         raise _check.reject("optimizer", spread, rule, way_out)
 
 
-def watch_scaler(optimizer: Any) -> None:
-    """Have ``GradScaler.step`` show itself to :func:`refuse_scaler` in place of unscaling."""
-    optimizer._step_supports_amp_scaling = True
-
-
 def refuse_scaler(optimizer: Any) -> None:
     """Raise :class:`UsageError` inside a step that a ``GradScaler`` makes."""
     if [vars(optimizer).pop(name, None) for name in ("grad_scale", "found_inf")] != [None, None]:

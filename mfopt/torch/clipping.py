@@ -42,7 +42,11 @@ class Examples:
         self.bound = _check.positive("max_grad_norm", max_grad_norm)
         # of torch.compile, which knows no vmap
         self.module: torch.nn.Module = getattr(module, "_orig_mod", module)
-        self.trained = trained_in(self.module)
+        _check.kind("module", self.module, torch.nn.Module)
+        self.trained = {k: p for k, p in self.module.named_parameters() if p.requires_grad}
+        if not self.trained:
+            raise _check.reject("module", type(module).__name__, "has no trainable parameters")
+        refuse_narrow("module", self.trained.values())
         if self.bound < _LEAST:
             rule = f"must be at least {_LEAST:g}"
             raise _check.reject("max_grad_norm", self.bound, rule, "Scale the loss, and it.")
@@ -87,30 +91,28 @@ class Examples:
         with eager, _unhooked(self.module):
             try:
                 outputs, pullback = per_example.forward(of_one, *arguments)
-            except torch.OutOfMemoryError:
-                raise
             except RuntimeError as problem:
-                return self._without_rule(str(problem), function, parts)
+                return self._without_rule(problem, function, parts)
 
         def gradients(cotangents: Sequence[torch.Tensor | None]) -> per_example.Gradients:
             try:
                 return pullback(cotangents)
-            except torch.OutOfMemoryError:
-                raise
             except RuntimeError as problem:  # of checkpoints, which compute layers again
-                return self._without_rule(str(problem), function, parts)[1](cotangents)
+                return self._without_rule(problem, function, parts)[1](cotangents)
 
         return outputs, gradients
 
     def _without_rule(
         self,
-        why: str,
+        problem: RuntimeError,
         function: Callable[..., tuple[torch.Tensor, ...]],
         parts: Sequence[torch.Tensor],
     ) -> tuple[Sequence[torch.Tensor], per_example.Pullback]:
         """Results of :meth:`forward` one example after the other, from now on, with a warning."""
-        name = type(self.module).__name__
-        why = f"has a layer that has no rule for torch.vmap ({why.splitlines()[0][:200]})"
+        if isinstance(problem, torch.OutOfMemoryError):
+            raise problem
+        name, (reason, *_) = type(self.module).__name__, str(problem).splitlines()
+        why = f"has a layer that has no rule for torch.vmap ({reason[:200]})"
         if self._spread:
             rule, way_out = f"{why}, as it must here", "Use no fully_shard."
             raise _check.reject("module", f"{name} of fully_shard", rule, way_out)
@@ -136,13 +138,15 @@ class Examples:
           roots: whose content must not change, beside the module's.
         """
 
-        def contribution() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-            """Gradient and outputs of the first example, with random numbers of its own."""
+        def contribution(company: list[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+            """Gradient and outputs of an example, the first of these, with fixed random numbers."""
+            some = [x[company] for x in parts]
             with rows.seeded(parts):  # by vmap, what is kept would be unusable after it
-                outputs, gradients = self.forward(function, [x[:1] for x in parts], alone=True)
-            by_name = gradients([torch.ones_like(x) for x in outputs])
-            each = [x.dense().values for k in self.trained for x in by_name[k]]
-            return each, [x for x in outputs if x.is_floating_point()]
+                outputs, gradients = self.forward(function, some, alone=len(company) == 1)
+            # other ones in each row: what centres them would be lost in equal ones
+            by_name = gradients([x.detach().sigmoid() for x in outputs])
+            each = [x.dense().values[:1] for k in self.trained for x in by_name[k]]
+            return each, [x[:1] for x in outputs]
 
         def state() -> probe.Contents:
             return probe.contents([ignored], module=self.module, **roots)
@@ -150,13 +154,15 @@ class Examples:
         if ignored is None:
             yield
             return
-        before, first, kept = state(), contribution(), state()
+        before, first, kept = state(), contribution([0]), state()
         probe.refuse_changes(before, kept, made=True)
         yield
         probe.refuse_changes(kept, state())
-        for one, other, bound in zip(first, contribution(), (self.bound, 1.0), strict=True):
-            if one:
-                probe.refuse_difference(one, other, bound)
+        pairs = (first, contribution([0])), (contribution([0, 0]), contribution([0, -1]))
+        for expected, actual in pairs:
+            for one, other, bound in zip(expected, actual, (self.bound, 1.0), strict=True):
+                if one:
+                    probe.refuse_difference(one, other, bound)
 
     def _caller(self, parameters: Mapping[str, torch.Tensor]) -> Callable[..., Any]:
         """The module with these trained parameters."""
@@ -298,22 +304,6 @@ def add_clipped(
             loss_sum += losses.detach().sum()
             tensors = [leaf[size:] for leaf in tensors]
     return loss_sum / count
-
-
-def trained_in(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Trainable parameters by name; raises as :func:`add_clipped` without any, or in 16 bits."""
-    _check.kind("module", module, torch.nn.Module)
-    checks.reshard(module)
-    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    if not trained:
-        raise _check.reject("module", type(module).__name__, "has no trainable parameters")
-    refuse_narrow("module", trained.values())
-    return trained
-
-
-def whole_zeros(parameter: torch.Tensor) -> torch.Tensor:
-    """Zeros for the sum of a parameter, also where a process has only a part of it."""
-    return torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
 
 
 def split(batch: Any) -> tuple[list[torch.Tensor], Any]:

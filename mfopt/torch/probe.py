@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import functools
-import hashlib
+import random
 import re
 import types
 from collections import deque
@@ -36,8 +36,7 @@ Contents = dict[str, Any]
 
 def is_drawn(secret: str, step: int) -> bool:
     """True if a step is probed: about one in ``RATE``, unknown without the run's secret."""
-    words = hashlib.sha256(f"mfopt probe {secret} {step}".encode()).digest()
-    return int.from_bytes(words[:8], "little") % RATE == 0
+    return random.Random(f"mfopt probe {secret} {step}").random() * RATE < 1
 
 
 def contents(ignored: Iterable[Any] = (), **roots: Any) -> Contents:
@@ -149,17 +148,18 @@ def refuse_difference(
     """Raise :class:`UsageError` unless two contributions of an example are equal to rounding.
 
     Args:
-      reference, repeated: before its batch, and after it, before they are clipped; not empty.
+      reference, repeated: before and after its batch, or in other company, before they are
+        clipped; not empty.
       bound: that rounding is measured by, or by the norm of ``reference`` where that is larger.
     """
 
     before, after = (
-        torch.cat([x.nan_to_num().ravel().double() for x in tensors])
+        torch.cat([x.detach().nan_to_num().ravel().double() for x in tensors])
         for tensors in (reference, repeated)
     )
     distance = float((before - after).norm() / before.norm().clamp(min=bound))
     if not distance <= _TOLERANCE:
-        rule = f"moved by {distance:.3g} of its bound from before its batch to after it: model or "
-        rule += "loss remember other examples"
-        way_out = "Keep nothing from pass to pass in model and loss."
+        rule = f"moved by {distance:.3g} of its bound after other examples, or beside them: model "
+        rule += "or loss remember or mix examples"
+        way_out = "Keep nothing from pass to pass in model and loss, and examples apart."
         raise _check.reject("contribution of an example", "not its own", rule, way_out)

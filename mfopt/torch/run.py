@@ -26,7 +26,7 @@ from mfopt.noise.for_torch import (
 )
 from mfopt.noise.ledger import KEY_FOLDER
 from mfopt.noise.sealed import KeyFile
-from mfopt.noise.state import no_copy
+from mfopt.noise.state import no_copy, set_once
 from mfopt.sampling import UnitSampler
 from mfopt.torch import checks, clipping, loader, probe, rows
 
@@ -44,6 +44,7 @@ _DECIDED = {
     "grad_sample_mode": "gradients of examples are products of the layers' inputs and outputs",
     "criterion": "the loss of the loop needs no wrapper: call it as without privacy",
 }
+_FIXED = {"factorization", "normalizer", "sampler", "stream"}
 _attached: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
@@ -106,22 +107,24 @@ class PrivateRun:
     ) -> None:
         self.factorization = factorization
         refuse_decided(options)
-        options |= {"clip_norm": max_grad_norm, "allow_uncertified": allow_uncertified}
         with _check.renamed_arguments({"clip_norm": "max_grad_norm"}):
-            self.stream = noise.from_factorization(factorization, **options)
-        self._seed = seed
-        if not allow_uncertified:
-            require_guarantee(
-                factorization.guarantee, pinned=seed is not None, allow_uncertified=False
+            self.stream = noise.from_factorization(
+                factorization,
+                clip_norm=max_grad_norm,
+                allow_uncertified=allow_uncertified,
+                **options,
             )
+        self._seed = seed
+        require_guarantee(
+            factorization.guarantee, pinned=seed is not None, allow_uncertified=allow_uncertified
+        )
         self.rank, self.ranks = checks.place()
-        self.sampler = factorization.sampler(population, seed)
+        batches = [factorization.sampler(population, seed).state_dict()]
         if self.ranks > 1:
-            batches = [self.sampler.state_dict()]
             torch.distributed.broadcast_object_list(batches, src=0)
-            self.sampler = self._part_of(batches[0])
+        self.sampler = self._part_of(batches[0])
         expected = self.sampler.expected_batch
-        self._normalizer = _check.positive(
+        self.normalizer = _check.positive(
             "normalizer", expected if normalizer is None else normalizer
         )
         self.noise: TorchNoise | SilentNoise | None = None
@@ -141,13 +144,11 @@ class PrivateRun:
         # drops what was summed of a step that was not released
         self.forget: Callable[[], None] = self._drop
 
+    def __setattr__(self, name: str, value: object) -> None:
+        (set_once if name in _FIXED else object.__setattr__)(self, name, value)
+
     def __repr__(self) -> str:
         return f"PrivateRun({self.sampler!r}, step {self.step} of {self.stream.iterations})"
-
-    @property
-    def normalizer(self) -> float:
-        """Number that noised sums are divided by; public, and one for the whole run."""
-        return self._normalizer
 
     @property
     def guarantee(self) -> str:
@@ -232,7 +233,10 @@ class PrivateRun:
     @property
     def sums(self) -> dict[torch.Tensor, torch.Tensor]:
         """Of the clipped gradients of this step so far, by parameter, in the optimizer's order."""
-        self._sums = self._sums or {p: clipping.whole_zeros(p) for p in self.parameters}
+        # whole also where a process has a part of the parameter
+        self._sums = self._sums or {
+            p: torch.zeros(p.shape, dtype=p.dtype, device=p.device) for p in self.parameters
+        }
         return self._sums
 
     def refuse_constant(self, examples: int) -> None:
@@ -318,9 +322,12 @@ class PrivateRun:
             plain_zero_grad(set_to_none)
             self._drop()
 
-        # copy and pickle ask the object before its class
-        vars(optimizer).update(__reduce_ex__=refuse_copy, zero_grad=zero_grad)
-        checks.watch_scaler(optimizer)
+        vars(optimizer).update(
+            __reduce_ex__=refuse_copy,  # copy and pickle ask the object before its class
+            zero_grad=zero_grad,
+            # GradScaler.step shows itself to `refuse_scaler` in place of unscaling
+            _step_supports_amp_scaling=True,
+        )
         optimizer.register_step_pre_hook(before_step)
         optimizer.register_step_post_hook(lambda *_: self._clear())
         optimizer.register_state_dict_post_hook(
@@ -398,8 +405,8 @@ class PrivateRun:
     @property
     def drawn(self) -> list[int]:
         """Units of the step that comes next; none past the last one."""
-        is_past = self.step >= self.stream.iterations
-        return [] if is_past else self.sampler[self.step].tolist()
+        is_left = self.step < self.stream.iterations
+        return self.sampler[self.step].tolist() if is_left else []
 
     def take(self, units: tuple[int, ...]) -> None:
         """Note that rows of these units are in the sum, also if adding them is broken off.
@@ -472,7 +479,7 @@ class PrivateRun:
         if self.ranks > 1:
             torch.distributed.broadcast_object_list(step, src=0)
         noise.skip(step[0])  # what was lost in a power cut
-        self.sampler, self.units = self._part_of(batches), []
+        vars(self).update(sampler=self._part_of(batches), units=[])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise no_copy(self)
