@@ -20,10 +20,6 @@ ARTIFACTS = ROOT / "artifacts"
 
 FULL = 0.003  # relative, of what a full tuning may find below a row
 Place = tuple[str, str, float, str]  # table, family, ε, error
-# rows that a finer grid would lower by more than FULL, by parabolas through the neighbours
-COARSE: dict[Place, float] = {
-    ("field-8x32", "banded-toeplitz+b-min-sep", 16.0, "rmse"): 0.004,
-}
 
 
 def stored(name: str) -> list[field.Row]:
@@ -106,8 +102,10 @@ def parabolas(tried: Tried, name: str, shape: tuple[int, int]) -> float:
 @pytest.mark.parametrize("shape", field.SHAPES, ids=str)
 def test_a_finer_grid_would_lower_no_row_by_much(shape: tuple[int, int]) -> None:
     gains = {index: parabolas(tried, index[1], shape) for index, tried in tuned_rows(shape)}
-    coarse = {index: round(gain, 3) for index, gain in gains.items() if gain > FULL}
-    assert coarse == {key: gain for key, gain in COARSE.items() if key[0] == field.stem(*shape)}
+    assert max(gains.values()) <= FULL, gains
+    # a control: errors of which a size between would have far less
+    sizes = [(value,) for value in field.ladders("bifr", *shape)[0][:3]]
+    assert parabolas(dict(zip(sizes, (1.08, 1.0, 1.001), strict=True)), "bifr", shape) > FULL
 
 
 def test_the_best_published_rmse_that_optimize_prints_is_that_of_the_table() -> None:

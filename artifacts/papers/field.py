@@ -29,6 +29,7 @@ import scipy
 from common import Artifact, Run
 from mechanism_tables import write_table
 
+from mfopt import floor
 from mfopt._runtime._float64 import float64
 from mfopt._version import commit
 from mfopt.experiments import families, tables
@@ -44,6 +45,7 @@ from mfopt.experiments.mechanisms import (
     UnamplifiedCell,
     with_strategy,
 )
+from mfopt.guarantee import Guarantee
 from mfopt.optimize import Form, Question, Search, Target, defaults, optimize
 from mfopt.strategies import BandedInverseRoot, Toeplitz, series
 
@@ -51,7 +53,7 @@ EPSILONS, DELTA = (0.5, 2.0, 8.0, 16.0), 1e-5
 SHAPES = ((8, 32), (4, 64), (16, 128))  # epochs × iterations
 # sizes to choose from: bands, powers of two up to half an epoch and then these parts of one; with a
 # random partition of them as many groups, or so many times as many; separations in sixteenths of an
-# epoch, which 32 iterations have only the even ones of
+# epoch, which 32 iterations have only the even ones of, and 13 of them as bands
 EIGHTHS = (6, 7, 8, 12, 16, 24, 32)
 GROUPS_OF_BAND = (1, 2, 4, 8)
 SIXTEENTHS = (4, 6, 8, 10, 11, 12, 13, 14, 15)
@@ -202,6 +204,7 @@ def ladders(name: str, epochs: int, bins: int) -> tuple[tuple[int, ...], ...]:
     most = bins if name == B_MIN_SEP_FAMILY else bins * epochs
     bands = {*powers, *(k * bins // 8 for k in EIGHTHS if k * bins // 8 <= most)}
     if name == B_MIN_SEP_FAMILY:
+        bands.add(13 * bins // 16)
         separations = tuple(k * bins // 16 for k in SIXTEENTHS if k * bins % 16 == 0)
         return tuple(sorted(bands)), separations
     return (tuple(sorted({*bands, *halves, 7 * bins // 16, 5 * bins // 8})),)
@@ -289,9 +292,6 @@ def tuned(
     tried = dict(kept)
     while True:
         wanted = {start(name, axes, setting.bins, epsilon)}
-        if name == PARTITION_FAMILY and 2 * START[epsilon] >= 128:
-            # the most that there are: a bound on the way may be above both ends
-            wanted.add((axes[0][-1], 1))
         if tried:
             bests = [lowest(tried, error) for error in ERRORS]
             wanted |= {size for best in bests for size in neighbours(best, axes)}
@@ -354,6 +354,7 @@ def best(rows: Sequence[Row]) -> list[Row]:
         # the family where there is one: what pages name a row by
         name = entry.names[0] if entry.source else mechanism
         place = {"shape": shape, "epsilon": epsilon, "family": name, "mechanism": mechanism}
+        epochs = int(shape.partition("x")[0])
         by_rmse, by_model = (min(candidates, key=lambda row: float(row[error])) for error in ERRORS)
         table.append(
             {
@@ -362,6 +363,7 @@ def best(rows: Sequence[Row]) -> list[Row]:
                 "rmse": by_rmse["rmse"],
                 "rmse_size": by_rmse["size"],
                 "memory": by_rmse["memory"],
+                "floor_at_epoch_ends": lowest_at_ends(name, epochs, float(epsilon)),
                 "final_model_error": by_model["final_model_error"],
                 "final_model_size": by_model["size"],
                 "relative_error": by_rmse["relative_error"],
@@ -373,6 +375,13 @@ def best(rows: Sequence[Row]) -> list[Row]:
             }
         )
     return table
+
+
+def lowest_at_ends(name: str, epochs: int, epsilon: float) -> float | str:
+    """Least RMSE at epochs' ends of any C; "" where a unit may miss an epoch."""
+    if name.endswith(("poisson", PARTITION_FAMILY, B_MIN_SEP_FAMILY)):
+        return ""
+    return floor.lower_bound(epochs, Guarantee(epsilon, DELTA, noise_multiplier=1.0))
 
 
 def stem(epochs: int, bins: int) -> str:
@@ -398,10 +407,10 @@ def stored(folder: Path, name: str) -> list[Row]:
 
 
 def with_tables(page: str, folder: Path) -> str:
-    """The page with the tables below its headings made again: "Rows", and "E × b" of each shape."""
-    tables = {"Rows": [*_entries()]}
-    for epochs, bins in SHAPES:
-        tables[f"{epochs} × {bins}"] = [*_markdown(stored(folder, stem(epochs, bins)))]
+    """The page with the tables below its headings made again: rows, lower bounds, each shape."""
+    shapes = {f"{e} × {b}": stored(folder, stem(e, b)) for e, b in SHAPES}
+    tables = {"Rows": [*_entries()], "Lower bound": [*_floors(shapes)]}
+    tables |= {shape: [*_markdown(rows)] for shape, rows in shapes.items()}
     for title, lines in tables.items():
         before, heading, after = page.partition(f"### {title}\n\n")
         if heading:
@@ -445,6 +454,16 @@ def _markdown(rows: Sequence[Row]) -> Iterator[str]:
             text = SHOWN[name][1](value)
             shown.append(f"**{text}**" if value == least[name, epsilon] else text)
         yield "| " + " | ".join((entry.label, *shown)) + " |"
+
+
+def _floors(shapes: Mapping[str, Sequence[Row]]) -> Iterator[str]:
+    """Lines of a table: the lower bound at epochs' ends, by shape and ε."""
+    yield "| " + " | ".join(("shape", *(f"ε = {epsilon:g}" for epsilon in EPSILONS))) + " |"
+    yield "| --- " * (len(EPSILONS) + 1) + "|"
+    for shape, rows in shapes.items():
+        bounded = [row for row in rows if row["mechanism"] == MFOPT_DEFAULT]
+        values = {float(row["epsilon"]): float(row["floor_at_epoch_ends"]) for row in bounded}
+        yield "| " + " | ".join((shape, *(f"{values[e]:.2f}" for e in EPSILONS))) + " |"
 
 
 def artifacts(keep: bool) -> dict[str, Artifact]:
