@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -35,15 +36,15 @@ class StepBatch:
       tag: identifies the batches of a run.
     """
 
-    units: Any
-    mask: Any
-    step: Any
-    part: Any
-    parts: Any
+    units: Array
+    mask: Array
+    step: Array
+    part: Array
+    parts: Array
     tag: Any
 
 
-def tag_of(batch: StepBatch, secret: Array, xp: Any = jnp) -> Array:
+def tag_of(batch: StepBatch, secret: Array, xp: ModuleType = jnp) -> Array:
     """The tag of a microbatch, uint32; one of 2³² mistakes has the right one.
 
     It tells mistakes, not forgery: whoever trains has the secret.

@@ -24,10 +24,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from mfopt._runtime import _check
 from mfopt._runtime._pytree import STATIC, pytree
+from mfopt._runtime._types import PyTree
 from mfopt.noise import uses
 from mfopt.training.clipping import sum_of_squares
 
-PyTree = Any
 _HOST = {"pure_callback", "io_callback", "infeed", "outfeed", "ffi_call", "custom_vmap_call"}
 # products in full float32: what is summed has to have the norm that was computed
 _EXACT = jax.lax.Precision.HIGHEST
@@ -162,7 +162,7 @@ class GradientProgram:
         """
         leaves, structure = jax.tree.flatten(params)
 
-        def gradient(arrays: list[Any], *constants: PyTree) -> PyTree:
+        def gradient(arrays: list[jax.Array], *constants: PyTree) -> PyTree:
             traced = iter(arrays)
             params = jax.tree.unflatten(
                 structure, [next(traced) if _is_array(leaf) else leaf for leaf in leaves]
@@ -234,7 +234,7 @@ def _products_pay(positions: int, size: int, trained: int) -> bool:
     return 2 * positions**2 <= size and is_wanted
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_array(leaf: object) -> bool:
     """False of what a module holds beside arrays, such as its activation in equinox."""
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex)
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from mfopt import noise
 from mfopt._runtime import _check
+from mfopt._runtime._arrays import Array
 from mfopt._runtime._float64 import pinned
 from mfopt._runtime._pytree import pytree
 from mfopt._runtime._types import PyTree
@@ -42,8 +43,8 @@ class PrivateState:
 
     noise: NoiseState
     sums: PyTree
-    part: Any
-    parts: Any
+    part: Array
+    parts: Array
 
     def __repr__(self) -> str:
         return f"PrivateState({self.noise!r})"
@@ -167,7 +168,7 @@ class PrivateRun:
 
     def gradient(
         self,
-        function: Callable[[PyTree, Any], PyTree],
+        function: Callable[[PyTree, PyTree], PyTree],
         params: PyTree,
         data: PyTree,
         batch: StepBatch,
@@ -277,13 +278,13 @@ class PrivateRun:
 
         def added(
             state: PrivateState, of_units: list[Any], batch: StepBatch
-        ) -> tuple[list[Any], Any]:
+        ) -> tuple[list[Array], Array]:
             is_own = tag_of(batch, state.noise.key) == batch.tag
             is_own &= (batch.step == state.noise.step) & (batch.part == state.part)
             squares = [jax.vmap(_square)(leaf) for leaf in of_units]
             factors = jax.vmap(self.clipping.factors)(squares).each
 
-            def clipped_sum(total: Any, leaf: Any, factor: Any) -> Any:
+            def clipped_sum(total: Array, leaf: Any, factor: Array) -> Array:
                 factor = jnp.where(batch.mask, factor, 0.0)
                 if isinstance(leaf, Product):
                     part = leaf.total(factor)
@@ -367,7 +368,7 @@ def _square(leaf: jax.Array) -> jax.Array:
     return sum_of_squares(leaf.astype(jnp.float32))
 
 
-def _refuse(right: Any, name: str, value: str, rule: str, way_out: str) -> None:
+def _refuse(right: object, name: str, value: str, rule: str, way_out: str) -> None:
     """Raise :class:`UsageError` where ``right`` is known to be false; inside jit it is not."""
     if not isinstance(right, jax.core.Tracer) and not bool(right):
         raise _check.reject(name, value, rule, way_out)
