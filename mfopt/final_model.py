@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +28,7 @@ import numpy as np
 
 from mfopt import query_error
 from mfopt._runtime import _check, _sizes
+from mfopt._runtime._arrays import Scalar
 from mfopt.strategies import (
     Identity,
     Strategy,
@@ -177,7 +177,7 @@ class MixedError:
     def __hash__(self) -> int:
         return hash(self._content)
 
-    def __call__(self, strategy: Strategy, noise_multiplier: Any) -> jax.Array:
+    def __call__(self, strategy: Strategy, noise_multiplier: Scalar) -> jax.Array:
         """log of the error, differentiable in the strategy and σ."""
         noise = jnp.asarray(strategy.solve_transposed(self._rows.T))
         total = (1 - self._share) * jnp.sum(noise**2)

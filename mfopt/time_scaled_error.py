@@ -14,11 +14,11 @@ O(n²) time: the draw of step s reaches w_t as g_{t-s} / (r_s d_t), with g the c
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from mfopt._runtime._types import PyTree
 from mfopt.strategies import BLT, Buffered, Strategy, TimeScaled, ToeplitzStrategy, WaveBLT
 from mfopt.workloads import Workload
 
@@ -87,7 +87,7 @@ def by_draws(
         return (reach, velocity, total), fresh @ total**2
 
     @jax.checkpoint  # the backward pass makes the numbers of a segment again
-    def segment(state: tuple[jax.Array, ...], factors: tuple[jax.Array, ...]) -> Any:
+    def segment(state: tuple[jax.Array, ...], factors: tuple[jax.Array, ...]) -> PyTree:
         return jax.lax.scan(step, state, factors)
 
     segments = tuple(x.reshape(-1, _SEGMENT) for x in series)

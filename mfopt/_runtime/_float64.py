@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 import jax
 import numpy as np
@@ -24,7 +24,7 @@ P = ParamSpec("P")
 _MARK = "_mfopt_float64"
 
 
-def _to_numpy(leaf: Any) -> Any:
+def _to_numpy(leaf: object) -> object:
     if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
         return np.asarray(leaf)
     return leaf
@@ -72,7 +72,7 @@ def float64(function: Callable[P, T]) -> Callable[P, T]:
     return wrapper
 
 
-def in_float64(function: Callable[..., Any]) -> bool:
+def in_float64(function: Callable[..., object]) -> bool:
     """Return True if ``function`` runs in float64 by one of the decorators here."""
     return bool(getattr(function, _MARK, False))
 

@@ -24,7 +24,7 @@ OPTIONS = {
 
 
 @functools.cache
-def options() -> dict[str, Any] | None:
+def options() -> dict[str, int] | None:
     """Return ``compiler_options`` for ``jax.jit``; None where the backend knows none of these.
 
     Versions of the compiler differ in what they know, and refuse what they do not: it is asked.
@@ -36,7 +36,7 @@ def options() -> dict[str, Any] | None:
     return {name: value for name, value in OPTIONS.items() if are_known({name: value})} or None
 
 
-def are_known(some: dict[str, Any]) -> bool:
+def are_known(some: dict[str, int]) -> bool:
     """Return True if the compiler knows these options."""
     try:
         jax.jit(lambda: 0, compiler_options=some).lower().compile()
@@ -64,7 +64,7 @@ def jit(function: Callable[..., T], *, once: bool = False, **static: Any) -> Cal
         return jax.jit(function, compiler_options=options(), **static)
 
     @functools.wraps(function)
-    def call(*args: Any, **keywords: Any) -> T:
+    def call(*args: object, **keywords: object) -> T:
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, keywords))):
             return inner(*args, **keywords)
         with jax.core.eval_context():

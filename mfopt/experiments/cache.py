@@ -121,12 +121,12 @@ class Cell(abc.ABC):
         return f"{self.name}: " + ", ".join(f"{k} {facts[k]}" for k in shown if k in facts)
 
 
-def _cells(value: Any) -> tuple[Cell, ...]:
+def _cells(value: object) -> tuple[Cell, ...]:
     """The cells in a field: one, or a tuple of them."""
     return tuple(v for v in (value if type(value) is tuple else (value,)) if isinstance(v, Cell))
 
 
-def _non_defaults(record: Any) -> dict[str, Any]:
+def _non_defaults(record: Any) -> JsonObject:
     """Fields that are no cells and differ from their defaults."""
     values = {f.name: (getattr(record, f.name), f.default) for f in dataclasses.fields(record)}
     return {
@@ -134,7 +134,7 @@ def _non_defaults(record: Any) -> dict[str, Any]:
     }
 
 
-def _described(value: Any) -> Any:
+def _described(value: Any) -> object:
     """A scheme, or a record of settings, in JSON."""
     return value.describe() if hasattr(value, "describe") else _non_defaults(value)
 

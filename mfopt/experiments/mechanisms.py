@@ -80,7 +80,7 @@ class Goal:
             return FreshBins(self.bins, self.epochs, self.rethrow)
         return BallsInBins(self.bins, self.epochs)
 
-    def scheme(self, strategy: Strategy) -> Any:
+    def scheme(self, strategy: Strategy) -> Scheme:
         """The scheme that C is run under: cyclic Poisson for as many groups as C has bands."""
         n = self.iterations
         if self.sampling == UNAMPLIFIED:

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
+from numpy.typing import ArrayLike
 
 from mfopt._runtime._files import write
 
@@ -46,7 +47,7 @@ class Curve(NamedTuple):
     look: Mapping[str, Any] = {}
 
 
-def around(label: str, x: Sequence[float], y: Any, half: Any) -> Curve:
+def around(label: str, x: Sequence[float], y: ArrayLike, half: ArrayLike) -> Curve:
     """A curve with a band.
 
     Args:

@@ -21,7 +21,7 @@ from mfopt.accounting.monte_carlo.dominating_pair import covers
 from mfopt.experiments import mechanism_plot
 from mfopt.factorization import Factorization
 from mfopt.noise.choice import choose
-from mfopt.sampling import Poisson
+from mfopt.sampling import Poisson, Scheme
 from mfopt.strategies import Identity
 
 
@@ -45,7 +45,7 @@ def alternatives(factorization: Factorization) -> list[_Alternative]:
         return []
     n, stated = factorization.iterations, factorization.guarantee
 
-    def independent(name: str, sampling: Any) -> _Alternative:
+    def independent(name: str, sampling: Scheme) -> _Alternative:
         mechanism = Mechanism(sampling, Identity())
         sigma = account(mechanism, epsilon=stated.epsilon, delta=stated.delta).noise_multiplier
         rmse = float(np.asarray(query_error.rmse(factorization.workload, Identity(), n, sigma)))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from mfopt import final_model, query_error, strategies, workloads
 from mfopt._runtime import _check, _files, _page, _signals
@@ -475,7 +476,7 @@ def _prove(archive: Archive, metadata: JsonObject, factorization: Factorization)
             raise ValueError(f"its {name} does not belong to its C, σ and sampling")
 
 
-def _equal(stored: Any, computed: float | np.ndarray) -> bool:
+def _equal(stored: ArrayLike, computed: float | np.ndarray) -> bool:
     """Equal but for the rounding of another machine; each number by itself, however small."""
     return bool(np.allclose(stored, computed, rtol=_ROUNDING, atol=_ROUNDING**2, equal_nan=False))
 

@@ -24,7 +24,7 @@ import hashlib
 import importlib.metadata
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mfopt
 from mfopt import floor
@@ -96,7 +96,7 @@ def is_known(factorization: Factorization) -> bool:
     )
 
 
-def _worded(stated: Guarantee, words: dict[str, Any]) -> Guarantee:
+def _worded(stated: Guarantee, words: JsonObject) -> Guarantee:
     return dataclasses.replace(stated, **{name: words[name] for name in WORDS})
 
 
@@ -188,7 +188,7 @@ def calibrated(
     effort: Effort,
     near: float | None = None,
     progress: Report = silent,
-) -> tuple[Guarantee, dict[str, Any]]:
+) -> tuple[Guarantee, JsonObject]:
     """Smallest σ that is proved at (ε, δ), and facts for the record of its factorization.
 
     Args:
@@ -223,7 +223,7 @@ def calibrated(
     }
 
 
-def _fields(effort: Effort) -> dict[str, Any]:
+def _fields(effort: Effort) -> JsonObject:
     return {field.name: getattr(effort, field.name) for field in dataclasses.fields(effort)}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ Buffer: TypeAlias = jax.Array | None  # what a recursion keeps, of every slot
 Draw = Callable[[Step], jax.Array]  # step -> white noise
 
 _UNROLL = 16  # buffers summed in one fused loop: hardware reads ahead in few streams at a time
-_WIDE: dict[str, Any] = {"xla_cpu_prefer_vector_width": 512}
+_WIDE = {"xla_cpu_prefer_vector_width": 512}
 _TOGETHER = 4  # past draws summed in one fused loop
 
 

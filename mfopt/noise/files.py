@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import jax
 import ml_dtypes
@@ -123,7 +123,7 @@ def contents_of(
     step: int,
     shapes: Shapes,
     buffers: Mapping[int, np.ndarray],
-    **facts: Any,
+    **facts: object,
 ) -> Contents:
     """The state of a run's noise as facts and arrays, one form for JAX and PyTorch. **Secret.**
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
@@ -218,7 +219,7 @@ class Users:
       names: the users in the order of their numbers.
     """
 
-    def __init__(self, user_of_record: Any) -> None:
+    def __init__(self, user_of_record: ArrayLike) -> None:
         users = np.asarray(user_of_record)
         if users.ndim != 1 or not users.size:
             raise _check.reject("user_of_record", users.shape, "must name one user for each record")
@@ -236,7 +237,9 @@ class Users:
         """Number of users."""
         return len(self.names)
 
-    def records(self, units: Any, *, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def records(
+        self, units: ArrayLike, *, most: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """(records, owner) of the users ``units``, both of shape (m,).
 
         ``records`` are numbers of records, in their order for each user, the first ``most`` only

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from mfopt._runtime._types import JsonObject
 from mfopt.accounting.account import account, registered, supporting
 from mfopt.errors import UsageError
 from mfopt.guarantee import Guarantee
@@ -139,7 +140,7 @@ def _statement(guarantee: Guarantee, mechanism: Mechanism, sigma: float, delta: 
 
 
 def _monotone(
-    mechanism: Mechanism, guarantee: Guarantee, longer: Mechanism | None, effort: dict[str, Any]
+    mechanism: Mechanism, guarantee: Guarantee, longer: Mechanism | None, effort: JsonObject
 ) -> None:
     sigma, delta = guarantee.noise_multiplier, guarantee.delta
 
@@ -165,7 +166,7 @@ def _monotone(
 
 
 def _round_trip(
-    mechanism: Mechanism, guarantee: Guarantee, tolerance: float, effort: dict[str, Any]
+    mechanism: Mechanism, guarantee: Guarantee, tolerance: float, effort: JsonObject
 ) -> None:
     sampled = guarantee.status == "certified"
     sigma = guarantee.noise_multiplier
@@ -192,7 +193,7 @@ def _round_trip(
 
 
 def _bad_numbers(mechanism: Mechanism, sigma: float, delta: float) -> None:
-    some: dict[str, tuple[Any, ...]] = {
+    some: dict[str, tuple[object, ...]] = {
         "noise_multiplier": (0.0, -1.0, math.nan, math.inf, "x"),
         "delta": (0.0, 1.0, -1e-5, math.nan),
         "epsilon": (-1.0, math.nan, math.inf),
@@ -206,9 +207,7 @@ def _bad_numbers(mechanism: Mechanism, sigma: float, delta: float) -> None:
             )
 
 
-def _executed(
-    mechanism: Mechanism, sigma: float, patterns: np.ndarray, effort: dict[str, Any]
-) -> None:
+def _executed(mechanism: Mechanism, sigma: float, patterns: np.ndarray, effort: JsonObject) -> None:
     # at little noise, where a threshold tells what is executed from what is accounted
     for factor in (1.0, 0.3):
         for epsilon in (0.1, 1.0):

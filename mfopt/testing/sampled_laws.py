@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mfopt._runtime._arrays import Array
 from mfopt._runtime._float64 import float64
 from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo import chunked
@@ -37,7 +38,7 @@ _SEED = 0
 class _Half(NamedTuple):
     """Half of what the mechanism alone pays: all estimates and bounds must halve."""
 
-    def log_value(self, t: Any) -> jax.Array:
+    def log_value(self, t: Array) -> jax.Array:
         return jnp.asarray(HINGE.log_value(t)) - math.log(2)
 
     def log_peak(self, order: float) -> float:

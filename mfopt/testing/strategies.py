@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from mfopt import load, query_error, strategies
 from mfopt._runtime import _float64, _quick
@@ -80,7 +80,7 @@ def check_strategy(
     return tuple(parts)
 
 
-def _close(actual: Any, expected: Any, label: str, tolerance: float = 1e-9) -> None:
+def _close(actual: ArrayLike, expected: ArrayLike, label: str, tolerance: float = 1e-9) -> None:
     actual, expected = np.asarray(actual), np.asarray(expected)
     rule(actual.shape == expected.shape, f"{label} has shape {actual.shape}, not {expected.shape}")
     scale = max(1.0, float(np.max(np.abs(expected), initial=0)))
@@ -167,7 +167,7 @@ def _gradients(strategy: Strategy, scheme: BallsInBins) -> None:
     weight = np.random.default_rng(2).normal(size=(scheme.bins, scheme.bins))
     moved_strategy = moved(strategy)
 
-    def value(step: Any) -> jax.Array:
+    def value(step: jax.Array) -> jax.Array:
         shifted = moved_strategy(step)
         variances = query_error.row_variances(PrefixSums(), shifted, scheme.iterations)
         return jnp.sum(weight * shifted.gram(scheme)) + jnp.sum(jnp.log(jnp.asarray(variances)))
