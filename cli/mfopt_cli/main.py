@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 import traceback
-from typing import Any
+from typing import NoReturn
 
 import click
 
@@ -83,7 +83,7 @@ def cli(no_compile_cache: bool) -> None:
         compile_cache.switch_on()
 
 
-def main(arguments: list[str] | None = None) -> Any:
+def main(arguments: list[str] | None = None) -> object:
     """Run the command line.
 
     Exit codes: 0 done, 1 failed, 2 bad usage, 128 + number of the signal that ended the work (130
@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> Any:
     return code
 
 
-def _run(arguments: list[str] | None) -> Any:
+def _run(arguments: list[str] | None) -> object:
     """Run the command; its errors become messages and exit codes, but for those of its output."""
     try:
         with _signals.as_interrupts():
@@ -156,7 +156,7 @@ def _open_streams() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as we run
 
 
-def _end(message: str, code: int, arguments: list[str] | None) -> None:
+def _end(message: str, code: int, arguments: list[str] | None) -> NoReturn:
     click.echo(f"mfopt: {message}", err=True)
     messages.json_error(arguments, message, code)
     sys.exit(code)

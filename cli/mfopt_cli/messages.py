@@ -11,7 +11,6 @@ import math
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
@@ -47,7 +46,7 @@ class Refused(click.ClickException):
 
     exit_code = 2
 
-    def show(self, file: Any = None) -> None:
+    def show(self, file: object = None) -> None:
         click.echo(f"mfopt: error: {_check.printable(self.message)}", err=True)
 
 
@@ -56,7 +55,7 @@ class Failed(click.ClickException):
 
     exit_code = 1
 
-    def show(self, file: Any = None) -> None:
+    def show(self, file: object = None) -> None:
         click.echo(f"mfopt: {_check.printable(self.message)}", err=True)
 
 

@@ -47,7 +47,7 @@ class Option(click.Option):
         """The name that help shows."""
         return next(name for name in self.opts if name.startswith("--"))
 
-    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+    def type_cast_value(self, ctx: click.Context, value: object) -> object:
         values = value if isinstance(value, list | tuple) else (value,)
         if not self.may_be_empty and any(isinstance(x, str) and not x.strip() for x in values):
             # an unset variable of a shell, as a rule: "" would be the working folder, or nothing

@@ -26,7 +26,7 @@ from mfopt_cli.option import WORDS
 from mfopt_cli.option import Option as Option
 
 N = TypeVar("N", int, float)
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 
 
 class _ExistingFile(click.Path):
@@ -105,7 +105,7 @@ class Command(click.Command):
         _with_effect(self, ctx)
         return remaining
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         try:
             for param in self.params:
                 if param.type is FILE:  # before anything large is imported
@@ -288,7 +288,7 @@ def option(name: str, kind: Any, text: str, into: str | None = None, **keywords:
 def apply(*decorators: Decorator) -> Decorator:
     """Several decorators as one, in reading order."""
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Callable[..., object]) -> Callable[..., object]:
         for decorator in reversed(decorators):
             function = decorator(function)
         return function
@@ -296,7 +296,7 @@ def apply(*decorators: Decorator) -> Decorator:
     return decorate
 
 
-def eps(text: str = "Target ε > 0.", **keywords: Any) -> Decorator:
+def eps(text: str = "Target ε > 0.", **keywords: object) -> Decorator:
     """``--eps``."""
     return option("--eps", float, text, "epsilon", **keywords)
 
@@ -352,7 +352,7 @@ def unit_or(default: str | None) -> Decorator:
 unit = unit_or("example")
 
 
-def certify_samples_as(name: str | None = None, **keywords: Any) -> Decorator:
+def certify_samples_as(name: str | None = None, **keywords: object) -> Decorator:
     """``--certify-samples``; the default is the same everywhere, so that one question has one σ."""
     text = (
         "iid samples of the certificate [default: chosen automatically; more give a slightly "

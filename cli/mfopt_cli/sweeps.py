@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from mfopt._runtime._types import JsonObject
 from mfopt.errors import UsageError
 from mfopt_cli import options
 
@@ -86,7 +87,7 @@ def option(
 
 def points(
     arguments: dict[str, tuple[float, ...] | None],
-) -> tuple[str | None, list[dict[str, Any]]]:
+) -> tuple[str | None, list[JsonObject]]:
     """(name of the swept argument or None, one dictionary of plain values per point).
 
     Raises a usage error if more than one argument has several values.

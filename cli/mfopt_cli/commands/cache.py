@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
+from mfopt._runtime._types import JsonObject
 from mfopt_cli import compile_cache, display, options
 from mfopt_cli.options import option
 
@@ -32,7 +31,7 @@ def command(clear: bool, proofs: bool, as_json: bool) -> None:
     from mfopt.experiments import cache
 
     most_compiled = compile_cache.MOST_BYTES
-    folders: list[dict[str, Any]] = []
+    folders: list[JsonObject] = []
     for content, folder, patterns, most_bytes in (
         ("compiled programs", compile_cache.base(), ("*/*-cache", "*/*-atime"), most_compiled),
         ("finished cells", cache.default_folder(), (cache.FILES,), cache.MOST_BYTES),

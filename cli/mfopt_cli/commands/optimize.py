@@ -378,7 +378,7 @@ _PUBLISHED = {
 }
 
 
-def _published(factorization: Any) -> list[tuple[str, str]]:
+def _published(factorization: Factorization) -> list[tuple[str, str]]:
     """Row of the best published mechanism for prefix sums, where the shape is one that is known."""
     scheme, stated = factorization.sampling, factorization.guarantee
     shape = getattr(scheme, "epochs", 0), getattr(scheme, "bins", 0), factorization.workload.kind

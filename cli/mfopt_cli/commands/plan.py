@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 
@@ -197,7 +197,7 @@ def _ask(arguments: SimpleNamespace) -> None:
     context = click.get_current_context()
     params = {param.name: param for param in context.command.params}
 
-    def value(param: click.Parameter, text: Any) -> Any:
+    def value(param: click.Parameter, text: object) -> object:
         try:
             answer = param.process_value(context, text)
             if param.name == "batch_size":
@@ -285,7 +285,7 @@ def _sampling(arguments: SimpleNamespace, iters: int) -> str:
     return {"poisson": "poisson", "shuffled": "fixed-order"}.get(arguments.loader, "min-separation")
 
 
-def _form(arguments: SimpleNamespace, iters: int) -> dict[str, Any]:
+def _form(arguments: SimpleNamespace, iters: int) -> JsonObject:
     """Options of the form of C within the memory."""
     if arguments.loader == "poisson" or arguments.memory == 0 or iters * arguments.epochs == 1:
         return {"strategy": "identity"}

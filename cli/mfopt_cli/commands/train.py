@@ -33,7 +33,7 @@ def _settings() -> list[options.Option]:
             continue
         flag = _FLAGS.get(field.name, "--" + field.name.replace("_", "-"))
         kind, choices = type(field.default), field.metadata["choices"]
-        types: dict[type, Any] = {int: COUNT, float: float, str: str, bool: bool}
+        types: dict[type, object] = {int: COUNT, float: float, str: str, bool: bool}
         if field.name == "output":
             types[str] = click.Path()
         shown = "" if field.default in ("", -1) else f" [{field.default}]"
@@ -161,13 +161,13 @@ def _sampling(epochs: int | None, iters: int | None, sampling: str | None) -> st
     return f"balls-in-bins:bins={iters},epochs={epochs}"
 
 
-def _completed(flags: dict[str, Any]) -> dict[str, Any]:
+def _completed(flags: JsonObject) -> JsonObject:
     """The flags of a run without a file, with a mechanism, data and ε where they name none."""
     from mfopt.training.config import OPTIMIZED
 
     if flags["factorization"]:
         return flags
-    defaults: dict[str, Any] = {"sampling": "balls-in-bins:bins=8,epochs=8", "data": "stdlib-code"}
+    defaults: JsonObject = {"sampling": "balls-in-bins:bins=8,epochs=8", "data": "stdlib-code"}
     data = Path(flags["data"] or defaults["data"])
     if flags["model"] is None and ((data / "public").is_dir() or not data.is_dir()):
         defaults["pretrain_steps"] = 300
