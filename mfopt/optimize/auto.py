@@ -20,7 +20,7 @@ import functools
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -160,7 +160,7 @@ def least_error(
     question: Question,
     memory: int = MEMORY,
     *,
-    provenance: dict[str, Any] | None = None,
+    provenance: JsonObject | None = None,
     progress: Report = silent,
 ) -> Factorization:
     """Return the certified mechanism of lowest estimated error, over schemes and forms of C.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -56,7 +55,7 @@ def _default_bands(scheme: Scheme) -> int:
 
 def search_first_of(
     schemes: Sequence[Scheme], question: Question, progress: Report
-) -> tuple[Scheme, Optimized, list[dict[str, Any]]]:
+) -> tuple[Scheme, Optimized, list[JsonObject]]:
     """Search under schemes in turn until the error rises: (scheme, C, record of each)."""
     scheme, best = schemes[0], search(schemes[0], question, progress)
     tried = [_record(scheme, best)]

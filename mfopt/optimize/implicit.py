@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +34,8 @@ class Frozen(NamedTuple):
       centre: log of that σ over the scale of that C.
     """
 
-    draws: Any
-    proposal: Any
+    draws: PyTree
+    proposal: PyTree
     centre: jax.Array
 
 

@@ -27,8 +27,9 @@ import numpy as np
 
 from mfopt import final_model, query_error
 from mfopt._runtime import _check, _quick
+from mfopt._runtime._arrays import Scalar
 from mfopt._runtime._float64 import float64
-from mfopt._runtime._types import JsonObject
+from mfopt._runtime._types import JsonObject, PyTree
 from mfopt.accounting.monte_carlo import chunked, sharding
 from mfopt.accounting.monte_carlo.protocol import SampledLaw
 from mfopt.accounting.monte_carlo.sampled import OneUnit
@@ -38,7 +39,7 @@ from mfopt.optimize.parameterization import Parameterization, built
 from mfopt.strategies import Strategy
 from mfopt.workloads import PrefixSums, Workload
 
-Loss = Callable[[Strategy, Any], jax.Array]
+Loss = Callable[[Strategy, Scalar], jax.Array]
 """A differentiable function of (strategy, σ); it is minimized as it stands."""
 
 Model = Callable[[np.ndarray], tuple[float, np.ndarray]]
@@ -145,7 +146,7 @@ class Evaluation(NamedTuple):
 class Placement(NamedTuple):
     """A proposal, and log of the σ that it was placed at over the scale of its C."""
 
-    proposal: Any
+    proposal: PyTree
     centre: float
 
 
@@ -171,7 +172,7 @@ class Tangent(NamedTuple):
     evaluation: Evaluation
     placement: Placement
     drift: float
-    touch: tuple[Any, Any]
+    touch: tuple[Scalar, PyTree]
 
 
 class AmplifiedObjective:
@@ -254,20 +255,20 @@ class AmplifiedObjective:
         """The tangent on a given proposal; its value is NaN where no σ near it meets the target."""
         return self._tangent(parameters, self.quadratic(parameters), placement)
 
-    def _tangent(self, parameters: np.ndarray, quadratic: Any, placement: Placement) -> Tangent:
+    def _tangent(self, parameters: np.ndarray, quadratic: PyTree, placement: Placement) -> Tangent:
         evaluation, log_scale, touch = self._touched(parameters, quadratic, placement)
         drift = float(touch[0]) - log_scale - placement.centre
         return Tangent(np.asarray(parameters), evaluation, placement, drift, touch)
 
     @float64
-    def _place(self, quadratic: Any, noise_multiplier: float) -> Placement:
+    def _place(self, quadratic: PyTree, noise_multiplier: float) -> Placement:
         """The proposal for this σ."""
         reduced, log_scale = _reduced(self._law, quadratic)
         proposal = self._law.proposal(reduced, noise_multiplier, self._epsilon)
         return Placement(proposal, math.log(noise_multiplier) - float(log_scale))
 
     @float64
-    def _centre(self, quadratic: Any, noise_multiplier: float) -> float:
+    def _centre(self, quadratic: PyTree, noise_multiplier: float) -> float:
         """log of σ over the scale of C; NaN where there is no σ."""
         if not noise_multiplier > 0:
             return math.nan
@@ -275,8 +276,8 @@ class AmplifiedObjective:
 
     @float64
     def _touched(
-        self, parameters: np.ndarray, quadratic: Any, placement: Placement
-    ) -> tuple[Evaluation, float, tuple[Any, Any]]:
+        self, parameters: np.ndarray, quadratic: PyTree, placement: Placement
+    ) -> tuple[Evaluation, float, tuple[Scalar, PyTree]]:
         """(evaluation, log of the scale of C, (log σ, its slope)) at a point."""
         frozen = implicit.Frozen(self._draws, placement.proposal, jnp.asarray(placement.centre))
         target = np.asarray(self._epsilon), np.asarray(math.log(self._delta))
@@ -299,7 +300,7 @@ class AmplifiedObjective:
         return evaluate
 
     @float64
-    def quadratic(self, parameters: np.ndarray) -> Any:
+    def quadratic(self, parameters: np.ndarray) -> PyTree:
         """Sufficient statistic of σ for C at ``parameters``, a pytree."""
         return _quadratic(self._law, built(self._build, parameters))
 
@@ -313,7 +314,7 @@ class AmplifiedObjective:
         model = OneUnit(loss, rough=True)
         return model.sought_noise_multiplier(self._epsilon, self._delta).value
 
-    def _foreseen(self, tangent: Tangent, quadratic: Any) -> float:
+    def _foreseen(self, tangent: Tangent, quadratic: PyTree) -> float:
         """σ by a tangent; NaN where that is none."""
         log_sigma, slope = tangent.touch
         parts = zip(jax.tree.leaves(slope), jax.tree.leaves(quadratic), strict=True)
@@ -330,12 +331,12 @@ def _nothing(parameters: np.ndarray) -> Tangent:
 
 
 @functools.partial(_quick.jit, static_argnums=0)
-def _quadratic(law: SampledLaw, strategy: Strategy) -> Any:
+def _quadratic(law: SampledLaw, strategy: Strategy) -> PyTree:
     return law.quadratic(strategy)
 
 
 @functools.partial(_quick.jit, static_argnums=0)
-def _reduced(law: SampledLaw, quadratic: Any) -> tuple[Any, jax.Array]:
+def _reduced(law: SampledLaw, quadratic: PyTree) -> tuple[PyTree, jax.Array]:
     reduced = law.prepared(quadratic)
     return reduced, law.log_scale(reduced)
 
@@ -343,11 +344,11 @@ def _reduced(law: SampledLaw, quadratic: Any) -> tuple[Any, jax.Array]:
 @functools.partial(_quick.jit, static_argnums=0)
 def _slope(
     law: SampledLaw,
-    quadratic: Any,
+    quadratic: PyTree,
     frozen: implicit.Frozen,
     epsilon: jax.Array,
     log_delta: jax.Array,
-) -> tuple[tuple[jax.Array, jax.Array, jax.Array], Any]:
+) -> tuple[tuple[jax.Array, jax.Array, jax.Array], PyTree]:
     """((log σ, norm of C, log of its scale), ∂ log σ/∂quadratic), compiled for all strategies."""
 
     reduced = law.prepared(quadratic)
@@ -360,7 +361,7 @@ def _slope(
 def _model(loss: Loss, law: SampledLaw, build: Callable[[jax.Array], Strategy]) -> Any:
     """(loss, gradient) with log σ ≈ ``log_sigma`` + log(2 <slope, quadratic>)/2."""
 
-    def value(x: jax.Array, log_sigma: jax.Array, slope: Any) -> jax.Array:
+    def value(x: jax.Array, log_sigma: jax.Array, slope: PyTree) -> jax.Array:
         strategy = build(x)
         weight = 2 * law.product(slope, strategy)
         return loss(strategy, jnp.exp(log_sigma) * jnp.sqrt(weight))

@@ -36,7 +36,7 @@ def factorize(
     scheme: Scheme | Sequence[Scheme],
     question: Question,
     *,
-    provenance: dict[str, Any] | None = None,
+    provenance: JsonObject | None = None,
     progress: Report = silent,
 ) -> Factorization:
     """Optimize C (or take a fixed one) and certify the smallest σ for it.

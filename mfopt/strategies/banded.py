@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime._float64 import compiled
-from mfopt._runtime._types import JsonObject
+from mfopt._runtime._types import JsonObject, PyTree
 from mfopt.sampling import BallsInBins
 from mfopt.strategies.base import Strategy, check_values
 from mfopt.strategies.fields import Array, parameter
@@ -89,7 +89,7 @@ class Banded(Strategy):
         n = y.shape[0]
         entries = jnp.asarray(self.entries(n))
 
-        def step(pending: jax.Array, row: tuple[jax.Array, jax.Array]) -> Any:
+        def step(pending: jax.Array, row: tuple[jax.Array, jax.Array]) -> PyTree:
             # pending[k]: what the columns solved so far add to row t + k
             target, column = row
             solution = (target - pending[0]) / column[0]

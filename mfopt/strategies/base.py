@@ -87,7 +87,7 @@ class Strategy(abc.ABC):
             way_out = "Two classes of one kind could not be distinguished in a file."
             raise _check.reject(cls.__name__, f"kind {cls.kind!r} inherited", rule, way_out)
 
-    def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
+    def __new__(cls, *arguments: object, **keywords: object) -> Self:
         if not hasattr(cls, "kind"):
             raise _check.reject(cls.__name__, cls, "is not registered: give it a kind")
         return super().__new__(cls)
@@ -507,7 +507,7 @@ def _kind_of(description: JsonObject) -> type[Strategy]:
     return _KINDS[_check.choice("strategy kind", kind, sorted(_KINDS), way_out)]
 
 
-def _inside(description: JsonObject, name: str) -> dict[str, Any]:
+def _inside(description: JsonObject, name: str) -> JsonObject:
     inside = description.get(name)
     if not isinstance(inside, dict):
         raise _check.reject(name, inside, f"a {description['kind']} strategy has a strategy here")

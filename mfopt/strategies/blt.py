@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any, ClassVar
 
 import jax
@@ -55,7 +56,7 @@ class BLT(Exponentials, ToeplitzStrategy):
         equal λ's is ever divided by, so coinciding λ's are no special case. Differentiable where
         no two λ̂ coincide; of numbers nothing is compiled.
         """
-        numbers: Any = jnp
+        numbers: ModuleType = jnp
         if self.of_numbers:
             numbers = np
             self._check_domain()

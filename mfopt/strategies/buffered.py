@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +24,13 @@ class Exponentials(Strategy):
     if TYPE_CHECKING:  # parameters of the subclass, which has them in an order of its own
 
         @property
-        def scale(self) -> Any: ...
+        def scale(self) -> Array: ...
 
         @property
-        def decay(self) -> Any: ...
+        def decay(self) -> Array: ...
 
         @property
-        def gain(self) -> Any: ...
+        def gain(self) -> Array: ...
 
     def check_parameters(self) -> None:
         if self.scale.shape != self.decay.shape:

@@ -9,7 +9,7 @@ short period only, and few blocks.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from mfopt.strategies.buffered import Buffered, ages
 from mfopt.strategies.fields import Array, parameter, setting
 
 
-def _counts(name: str, value: Any) -> tuple[int, ...]:
+def _counts(name: str, value: object) -> tuple[int, ...]:
     """Whole numbers >= 1, one for each exponential."""
     if not isinstance(value, list | tuple) or not value:
         raise _check.reject(name, value, "must be a list of whole numbers")

@@ -20,7 +20,7 @@ from mfopt._runtime._pytree import STATIC
 _ROLE = "mfopt"
 
 
-def wide(name: str, value: Any) -> Any:
+def wide(name: str, value: Array) -> Array:
     """A leaf's numbers as numpy float64, every one the same; a tracer as it is.
 
     What is computed from narrower ones is rounded to their width: it is that of another C.
@@ -71,9 +71,9 @@ class Parameter:
 class Setting:
     """A JSON-able value that shapes the strategy: structure of the pytree, text in a file."""
 
-    check: Callable[[str, Any], Any]
+    check: Callable[[str, Any], object]
 
-    def checked(self, name: str, value: Any) -> Any:
+    def checked(self, name: str, value: object) -> object:
         """``value`` as the check returns it."""
         return self.check(name, value)
 
@@ -86,7 +86,7 @@ class Inner:
 Role: TypeAlias = Parameter | Setting | Inner
 
 
-def parameter(*, dimensions: int, default: Any = dataclasses.MISSING) -> Any:
+def parameter(*, dimensions: int, default: object = dataclasses.MISSING) -> Any:
     """A field that holds an array with so many dimensions.
 
     A parameter with a default is left out of files where it has that value.
@@ -95,7 +95,7 @@ def parameter(*, dimensions: int, default: Any = dataclasses.MISSING) -> Any:
 
 
 def setting(
-    *, check: Callable[[str, Any], Any] = _check.integer, default: Any = dataclasses.MISSING
+    *, check: Callable[[str, Any], object] = _check.integer, default: object = dataclasses.MISSING
 ) -> Any:
     """A field that is a whole number >= 1, or whatever ``check(name, value)`` lets through."""
     return dataclasses.field(default=default, metadata={_ROLE: Setting(check), **STATIC})

@@ -7,6 +7,7 @@ those of power series. All functions are differentiable and run at the input's d
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -27,7 +28,7 @@ def convolve(a: Array, b: Array) -> Any:
     O(n log n): the product of a Toeplitz matrix with one or many vectors. Of NumPy's arrays a NumPy
     array, for which nothing is compiled.
     """
-    numbers: Any = jnp if isinstance(a, jax.Array) or isinstance(b, jax.Array) else np
+    numbers: ModuleType = jnp if isinstance(a, jax.Array) or isinstance(b, jax.Array) else np
     n = a.shape[0]
     size = next_fast_len(n + b.shape[0] - 1, real=True)
     spectrum = numbers.fft.rfft(a, size).reshape((-1,) + (1,) * (b.ndim - 1))
