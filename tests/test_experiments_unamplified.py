@@ -113,14 +113,6 @@ def test_columns_have_one_norm_as_cyclic_poisson_needs(optima) -> None:
     np.testing.assert_allclose(norms, SCHEME.epochs**-0.5, rtol=1e-12)
 
 
-@pytest.mark.release
-def test_more_bands_than_bins_normalizes_modes() -> None:
-    optimum = unamplified.optimize(SCHEME, Form("banded", 12), search=Search(steps=60))
-    assert optimum.sensitivity == pytest.approx(1, rel=1e-9)
-    narrow = unamplified.optimize(SCHEME, Form("banded", 8))
-    assert optimum.rmse < narrow.rmse * 1.001
-
-
 def test_bad_input_is_named() -> None:
     for settings, name in [
         ({"form": Form("tree")}, "strategy"),
