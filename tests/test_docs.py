@@ -106,6 +106,7 @@ LONG = "docs/accounting/other-tools.md"  # other libraries' accountants take mos
 
 @pytest.mark.ci
 @pytest.mark.filterwarnings("default:::lightning")
+@pytest.mark.filterwarnings("default:'click.utils")  # by what Flower imports
 @pytest.mark.parametrize(
     "page",
     [

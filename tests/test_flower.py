@@ -1,20 +1,21 @@
-"""The strategy of docs/howto/federated.md in Flower's round loop, with devices in this process."""
+"""The planned ServerApp in Flower's round loop, with devices in this process."""
 
 from pathlib import Path
 
-import documentation
 import numpy as np
 import pytest
+from mfopt_cli.commands import plan
 
 import mfopt
 from mfopt import noise
 from mfopt.training.rounds import PrivateRounds
 
 flwr = pytest.importorskip("flwr")
+pytestmark = pytest.mark.filterwarnings("default:'click.utils")  # by what Flower imports
 ROUNDS, DEVICES, SIZE = 8, 6, 4000
 
 
-def test_flower_rounds_clip_rest_and_are_noised(tmp_path):
+def test_flower_rounds_clip_rest_and_are_noised(tmp_path, monkeypatch):
     from flwr.app import ArrayRecord, Message, RecordDict
     from flwr.serverapp import Grid
     from flwr.supercore.task_identity import TaskIdentity
@@ -43,17 +44,20 @@ def test_flower_rounds_clip_rest_and_are_noised(tmp_path):
                 replies.append(Message(content, reply_to=message))
             return replies
 
-    page = {}
-    block = documentation.blocks(Path("docs/howto/federated.md"))[-1]
-    exec(block.code, page)
     remaining = {"sampling": "min-separation", "separation": 3, "max_participations": 2}
     factorization = mfopt.factorize(
         epochs=1, iterations_per_epoch=ROUNDS, epsilon=8.0, strategy="identity", **remaining
     )
+    loop = (Path(plan.__file__).parents[1] / "loops" / "server-flower.txt").read_text()
+    monkeypatch.chdir(tmp_path)
+    factorization.save("mechanism.npz")
+    module = {}
+    exec(loop, module)
+    module["rate"] = lambda step: 1.0
     initial = ArrayRecord(numpy_ndarrays=[np.zeros(SIZE, np.float32)])
     arrays = initial.to_numpy_ndarrays()
-    rounds = PrivateRounds(tmp_path / "rounds", factorization, arrays, clip_norm=1.0, cohort=1)
-    strategy = page["PrivateAverage"](rounds)
+    rounds = PrivateRounds("all", factorization, arrays, clip_norm=1.0, cohort=1)
+    strategy = module["PrivateAverage"](rounds)
     ended = strategy.start(Devices(), initial, num_rounds=ROUNDS).arrays.to_numpy_ndarrays()[0]
     assert all(request == [1, 4] for request in requests.values()) and len(requests) == DEVICES
     # five devices count, twice each, with norm 1; the noise is that of all rounds
@@ -62,3 +66,7 @@ def test_flower_rounds_clip_rest_and_are_noised(tmp_path):
     assert ended.std() == pytest.approx(deviation, rel=0.05)
     with pytest.raises(noise.NoiseExhaustedError, match="covers 8"):
         strategy.aggregate_train(ROUNDS + 1, [])
+    requests.clear()
+    module["main"](Devices(), None)  # the whole app, a quarter of the devices in each round
+    assert all(len(request) <= 2 for request in requests.values())
+    assert np.load("model.npz")["arr_0"].shape == (3,)

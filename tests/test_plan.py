@@ -34,7 +34,7 @@ def _here(tmp_path, monkeypatch):
     ],
 )
 def test_a_loader_gets_what_it_executes(loader, scheme):
-    framework = [] if loader == "federated" else ["--framework", "jax"]
+    framework = ["--framework", "jax"]
     built = printed("plan", "--units", 100, "--loader", loader, *framework, *SMALL)
     factorization = mfopt.load("mechanism.npz")
     assert built["sampling"]["kind"] == factorization.sampling.kind == scheme
@@ -107,7 +107,10 @@ def test_delta_unit_and_participations_are_the_callers(capsys):
 def test_what_has_no_effect_or_no_default_is_refused(capsys):
     assert "--units" in failure(capsys, "plan", "--yes")
     federated = ["plan", "--units", 9, "--batch-size", 3, "--eps", 1, "--loader", "federated"]
-    assert "--framework has no effect" in failure(capsys, *federated, "--yes", "--framework", "jax")
+    records = ["--yes", "--records-per-unit", 2]
+    assert "--records-per-unit has no effect" in failure(capsys, *federated, *records)
+    torch = "--framework pytorch: has no loop with --loader federated"
+    assert torch in failure(capsys, *federated, "--yes", "--framework", "pytorch")
     batch = ["--batch-size", 10]
     assert "--batch-size 10" in failure(capsys, "plan", "--units", 9, "--eps", 1, "--yes", *batch)
     large = failure(capsys, "plan", "--units", 10**15, "--eps", 1, "--yes")
@@ -126,22 +129,33 @@ def test_a_terminal_is_asked_again_until_an_answer_is_in_range(monkeypatch):
     terminal = SimpleNamespace(isatty=lambda: True)
     faked = SimpleNamespace(stdin=terminal, stdlib_module_names=())
     monkeypatch.setattr(plan, "sys", faked)
-    answers = ["abc", "0", "100", "fed", "federated", "3", "101", "20", "4", "", "-1", "2", "n"]
+    asked = ["abc", "0", "100", "fed", "federated", "numpy", "3"]
+    answers = [*asked, "101", "20", "4", "", "-1", "2", "n"]
     done = CliRunner().invoke(cli, ["plan"], input="\n".join(answers), prog_name="mfopt")
     assert done.exit_code == 0 and done.stderr.count("Error: ") == 5, done.output
     for refusal in ("--units 0: must be at least 1", "--batch-size 101", "--eps -1.0: must be gr"):
         assert refusal in done.stderr
     assert "--epochs 3 --iters 5 --eps 2 --delta 0.001 --sampling min-separation" in done.stdout
-    assert "Framework" not in done.output and not list(Path().iterdir())
+    assert not list(Path().iterdir())
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    ("framework", "schedule"), [("opacus", "linear"), ("pytorch", "cosine"), ("jax", "constant")]
+    ("framework", "schedule"),
+    [
+        ("opacus", "linear"),
+        ("pytorch", "cosine"),
+        ("jax", "constant"),
+        ("numpy", "cosine"),
+        ("flower", "constant"),
+    ],
 )
 def test_every_loop_trains_at_every_schedule(framework, schedule):
-    pytest.importorskip({"jax": "optax", "pytorch": "torch"}.get(framework, framework))
+    modules = {"jax": "optax", "pytorch": "torch", "flower": "flwr"}
+    pytest.importorskip(modules.get(framework, framework))
     words = ["--framework", framework, "--schedule", schedule, "--loader", "shuffled"]
+    if framework in ("numpy", "flower"):
+        words[-1] = "federated"
     loop = printed("plan", "--units", 100, *words, *SMALL)["loop"]
     names = {"linear": r"1 - step|linear_schedule", "cosine": r"math\.cos|cosine_decay"}
     assert re.search(names.get(schedule, r"1\.0|constant_schedule"), loop)
@@ -154,7 +168,7 @@ def test_the_pages_show_these_loops():
         "README.md": ("opacus", "jax"),
         "docs/howto/opacus.md": ("opacus",),
         "docs/howto/pytorch.md": ("pytorch",),
-        "docs/howto/federated.md": ("server",),
+        "docs/howto/federated.md": ("server-numpy", "server-flower"),
     }.items():
         shown = [block.code for block in documentation.blocks(Path(page))]
         for name in names:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -56,7 +57,6 @@ _HEADING = """# Put your own in place of what stands in here: the data (one entr
 # learning rate. Leave the rest: the guarantee is about the batches of this file.
 """
 _BATCH = 256  # default, where there are as many units
-_NOT_FEDERATED = {"framework": "framework", "records": "records-per-unit"}
 
 
 class _LoaderPlan(NamedTuple):
@@ -80,8 +80,9 @@ class _LoaderPlan(NamedTuple):
 _POSITIVE = Count(rule=_check.integer)
 
 
-def _in_range(_: click.Context, param: click.Parameter, value: float | None) -> float | None:
-    return _check.optional(_check.probability, param.name, value)
+def _checked(rule: Callable[..., float]) -> Any:
+    """A callback of an option whose value, where there is one, is held against ``rule``."""
+    return lambda _, param, value: _check.optional(rule, param.name, value)
 
 
 @options.command("plan")
@@ -100,9 +101,16 @@ def _in_range(_: click.Context, param: click.Parameter, value: float | None) -> 
     "Opacus and jax-privacy draw; shuffled: a fixed order; federated: a server adds noise to sums "
     "of devices that come when they can.",
 )
-@options.delta("δ [default: a power of ten, at most a tenth of 1/N].", callback=_in_range)
+@options.delta(
+    "δ [default: a power of ten, at most a tenth of 1/N].", callback=_checked(_check.probability)
+)
 @options.unit_or(None)
-@option("--framework", ("opacus", "pytorch", "jax"), "Framework of the loop.")
+@option(
+    "--framework",
+    click.Choice(("opacus", "pytorch", "jax", "numpy", "flower")),
+    "Framework of the loop; of a federated server numpy (for any framework of the devices), flower "
+    "or jax. [default: opacus; numpy of a server]",
+)
 @option("--epochs", COUNT, "Passes over the data.", default=10)
 @option(
     "--batch-size",
@@ -117,7 +125,7 @@ def _in_range(_: click.Context, param: click.Parameter, value: float | None) -> 
 )
 @option("--memory", COUNT, "Model-sized noise buffers that fit into memory.", default=4)
 @option("--schedule", tuple(_RATES), "Learning-rate schedule.")
-@options.eps(callback=lambda _, param, value: _check.optional(_check.positive, param.name, value))
+@options.eps(callback=_checked(_check.positive))
 @option(
     "--max-participations",
     COUNT,
@@ -156,7 +164,7 @@ def command(arguments: SimpleNamespace) -> int:
 
     factorization.check_output(arguments.out, force=arguments.force, name="out")
     loop = arguments.out.with_suffix(".py")
-    if loop.stem in {"jax", "mfopt", "numpy", "optax", "torch", *sys.stdlib_module_names}:
+    if loop.stem in {"flwr", "jax", "mfopt", "numpy", "optax", "torch", *sys.stdlib_module_names}:
         rule = f"its loop, {loop.name}, would hide the module of that name"
         raise _check.reject("out", str(arguments.out), rule, "Choose another name.")
     _files.check_output(loop, force=arguments.force, name="loop")
@@ -208,7 +216,7 @@ def _ask(arguments: SimpleNamespace) -> None:
 
     for name, question in _QUESTIONS.items():
         idle = (name == "batch_size" and arguments.iters) or (
-            name in _NOT_FEDERATED and arguments.loader == "federated"
+            name == "records" and arguments.loader == "federated"
         )
         if not (idle or options.typed(name)):
             default = (
@@ -233,14 +241,12 @@ def _choose(arguments: SimpleNamespace) -> _LoaderPlan:
             raise _check.reject("units", units, rule, "Give a larger `batch_size`.")
     _check.integer("memory", arguments.memory, at_least=0)
     federated = arguments.loader == "federated"
-    for name, option_name in _NOT_FEDERATED.items():
-        if federated and options.typed(name):
-            raise click.UsageError(
-                f"--{option_name} has no effect with --loader federated; remove it"
-            )
+    if federated and options.typed("records"):
+        rule = "--records-per-unit has no effect with --loader federated; remove it"
+        raise click.UsageError(rule)
     delta = power_below(units) if arguments.delta is None else arguments.delta
-    unit = "device" if federated else "example" if arguments.records == 1 else "user"
-    unit = arguments.privacy_unit or unit
+    usual = "device" if federated else "example" if arguments.records == 1 else "user"
+    unit = arguments.privacy_unit or usual
     options_by_name = {
         "epochs": arguments.epochs,
         "iters": iters,
@@ -251,15 +257,16 @@ def _choose(arguments: SimpleNamespace) -> _LoaderPlan:
         "unit": unit,
         **_form(arguments, iters),
         "out": arguments.out,
+        "separation": arguments.separation,
+        "max-participations": arguments.max_participations,
     }
-    for name in ("separation", "max-participations"):
-        if (value := getattr(arguments, name.replace("-", "_"))) is not None:
-            options_by_name[name] = value
     command = [
-        word for name, value in options_by_name.items() for word in (f"--{name}", str(value))
+        word
+        for name, value in options_by_name.items()
+        if value is not None
+        for word in (f"--{name}", str(value))
     ]
-    loop = _loop("server" if federated else arguments.framework, arguments)
-    loop = loop.replace("cohort=10", f"cohort={round(units / iters)}")
+    loop = _loop(arguments).replace("cohort=10", f"cohort={round(units / iters)}")
     loop = _HEADING.format(unit=unit, units=units) + loop
     command += ["--force"] if arguments.force else []
     limits = {
@@ -295,9 +302,16 @@ def _form(arguments: SimpleNamespace, iters: int) -> JsonObject:
     return {"buffers": min(arguments.memory, iters * arguments.epochs)}
 
 
-def _loop(framework: str, arguments: SimpleNamespace) -> str:
+def _loop(arguments: SimpleNamespace) -> str:
     """Text of the loop: one of those in the documentation, for this file, data and schedule."""
-    text = (_LOOPS / f"{framework}.txt").read_text(encoding="utf-8")
+    name = arguments.framework or "opacus"
+    if arguments.loader == "federated":
+        name = f"server-{arguments.framework or 'numpy'}"
+    path = _LOOPS / f"{name}.txt"
+    if not path.is_file():
+        rule = f"has no loop with `loader={arguments.loader}`; jax has"
+        raise _check.reject("framework", arguments.framework, rule)
+    text = path.read_text(encoding="utf-8")
     text = text.replace("(90,", f"({arguments.units},")  # entries of the data that stands in
     for library, linear in _LINEAR.items():
         text = text.replace(linear, _RATES[arguments.schedule][library])
