@@ -5,10 +5,6 @@ from commands import invoked
 from mfopt_cli import options, sweeps
 from test_vocabulary import EVERY, every, of
 
-from mfopt import optimize
-from mfopt.errors import UsageError
-from mfopt.guarantee import Guarantee
-
 
 def refusal(words):
     """The one line in which bad usage is refused."""
@@ -62,13 +58,6 @@ def test_a_unit_that_cannot_be_printed_is_refused_before_the_search(unit, monkey
     for words in (["optimize", "--epochs=2", "--iters=4", "--eps=2"], ["account", "dpsgd"]):
         said = refusal([*words, f"--unit={unit}"])
         assert "--unit" in said and ("control characters" in said or "is empty" in said)
-    monkeypatch.undo()
-    with pytest.raises(UsageError, match="privacy_unit"):
-        optimize.Target(2.0, privacy_unit=unit)
-    with pytest.raises(UsageError, match="certify samples"):
-        optimize.Target(2.0, samples=3)
-    with pytest.raises(UsageError, match="privacy_unit"):
-        Guarantee(1.0, 1e-5, 1.0, privacy_unit=unit)
 
 
 def test_a_run_whose_data_is_refused_leaves_no_folder(tmp_path):

@@ -41,12 +41,6 @@ def test_an_account_of_a_factorization_is_at_its_own_noise():
     assert other.noise_multiplier > factorization.noise_multiplier
 
 
-@pytest.mark.parametrize("extra", [{"sampling": "auto"}, {"memory": 4}])
-def test_options_of_one_kind_are_refused_where_kinds_are_chosen(extra):
-    with pytest.raises(mfopt.UsageError, match="bands"):
-        mfopt.factorize(epochs=2, iterations_per_epoch=4, epsilon=2.0, bands=3, **extra)
-
-
 def test_options_of_a_scheme_reach_it(monkeypatch):
     monkeypatch.setattr("mfopt._api.optimized", lambda schemes, *_, **__: schemes[0])
     monkeypatch.setattr("mfopt._api._certified", lambda scheme: scheme)

@@ -264,8 +264,6 @@ def test_hostile_arguments_are_refused_by_the_name_that_was_typed(
 def test_an_argument_of_another_kind_is_refused(factorization):
     with pytest.raises(errors.UsageError, match="effort = 'int'"):
         mfopt.certify(factorization, effort=-1)
-    with pytest.raises(errors.UsageError, match=r"path = 'a+': cannot be the path"):
-        mfopt.load("a" * 300)
 
 
 def test_no_file_takes_the_place_of_a_device(factorization, tmp_path):

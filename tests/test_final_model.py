@@ -101,11 +101,6 @@ def test_what_is_no_schedule_is_refused():
     ):
         with pytest.raises(UsageError, match="schedule"):
             final_model.learning_rates(schedule, N)
-    for name in ("rmse", "max"):
-        with pytest.raises(UsageError, match="no effect"):
-            Objective(name, "linear")
-    with pytest.raises(UsageError, match="objective"):
-        Objective("mean")
 
 
 def test_a_workload_of_ones_own_is_minimized_alone():

@@ -7,7 +7,6 @@ import pytest
 from mfopt_cli.main import main
 
 import mfopt
-from mfopt.accounting import Effort
 from mfopt.errors import UsageError
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee, questionable_delta
@@ -106,27 +105,6 @@ def test_the_doors_question_a_delta(capsys):
     file.sampler(population=999)
     with pytest.warns(UserWarning, match=r"1/N for N = 1,000 "):
         file.sampler(population=1000)
-
-
-def test_the_front_door_names_arguments_of_other_types():
-    file = Factorization(
-        Identity(), 2.0, BallsInBins(2, 2), PrefixSums(), Guarantee(2.0, 1e-3, 2.0)
-    )
-    for call, name in (
-        (lambda: mfopt.certify("x.npz"), "factorization"),
-        (lambda: mfopt.calibrate(None, epsilon=1.0), "factorization"),
-        (lambda: mfopt.certify(file, effort=Effort(seed=1.5)), "seed"),
-        (lambda: mfopt.account(file.sampling, noise_multiplier=1.0, epsilon="2"), "epsilon"),
-        (lambda: mfopt.account(file.sampling, noise_multiplier=True, delta=1e-5), "noise_multi"),
-        (
-            lambda: mfopt.factorize(
-                epochs=2, iterations_per_epoch=2, epsilon=1.0, workload=np.eye(4)
-            ),
-            "workload",
-        ),
-    ):
-        with pytest.raises(UsageError, match=name):
-            call()
 
 
 def test_a_seed_of_numpy_can_be_written(tmp_path):
