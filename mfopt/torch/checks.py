@@ -112,7 +112,7 @@ def take(parameters: list[torch.Tensor], run: Any) -> None:
         _taken[p] = weakref.ref(run)
 
 
-def require_same(name: str, value: Any, facts: Any) -> None:
+def require_same(name: str, value: object, facts: object) -> None:
     """Raise :class:`UsageError`, in all processes, where ``value`` and ``facts`` are not theirs."""
     every: list[Any] = [None] * place()[1]
     torch.distributed.all_gather_object(every, (value, facts))
@@ -153,7 +153,7 @@ def refuse_meshes(parameters: list[torch.Tensor], ranks: int) -> None:
         raise _check.reject("optimizer", spread, rule, way_out)
 
 
-def refuse_scaler(optimizer: Any) -> None:
+def refuse_scaler(optimizer: object) -> None:
     """Raise :class:`UsageError` inside a step that a ``GradScaler`` makes."""
     if [vars(optimizer).pop(name, None) for name in ("grad_scale", "found_inf")] != [None, None]:
         rule = "which would leave out steps and divide what is clipped and noised"

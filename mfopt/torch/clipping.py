@@ -83,7 +83,9 @@ class Examples:
         if not self._spread and (alone or self.module in _one_by_one):
             return self._one_by_one(function, parts)
 
-        def of_one(copies: Mapping[str, torch.Tensor], *example: torch.Tensor) -> Any:
+        def of_one(
+            copies: Mapping[str, torch.Tensor], *example: torch.Tensor
+        ) -> tuple[torch.Tensor, ...]:
             return function(self._caller(copies), *example)
 
         arguments = self.module, self._detached, self._names, parts
@@ -127,8 +129,8 @@ class Examples:
         self,
         function: Callable[..., tuple[torch.Tensor, ...]],
         parts: Sequence[torch.Tensor],
-        ignored: Any,
-        **roots: Any,
+        ignored: object,
+        **roots: object,
     ) -> Iterator[None]:
         """Refuse passes inside that change what can be reached, or what an example adds to a sum.
 
@@ -164,13 +166,13 @@ class Examples:
                 if one:
                     probe.refuse_difference(one, other, bound)
 
-    def _caller(self, parameters: Mapping[str, torch.Tensor]) -> Callable[..., Any]:
+    def _caller(self, parameters: Mapping[str, torch.Tensor]) -> Callable[..., object]:
         """The module with these trained parameters."""
         frozen, buffers = self._fixed
         values = {**parameters, **frozen}
         state = {place: values[name] for place, name in self._places.items()} | buffers
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             return functional_call(self.module, state, args, kwargs, tie_weights=False)
 
         return call
@@ -226,7 +228,7 @@ class Examples:
 def add_clipped(
     module: torch.nn.Module,
     loss: Callable[[Any, Any], torch.Tensor],
-    batch: Any,
+    batch: object,
     max_grad_norm: float,
     sums: Mapping[torch.Tensor, torch.Tensor],
     *,
@@ -261,11 +263,11 @@ def add_clipped(
     tensors, structure = split(batch)
     tensors = [rows.plain(leaf).to(examples.device) for leaf in tensors]
 
-    def of_one(call: Callable[..., Any], *example: torch.Tensor) -> tuple[torch.Tensor]:
+    def of_one(call: Callable[..., object], *example: torch.Tensor) -> tuple[torch.Tensor]:
         alone = pytree.tree_unflatten([part.unsqueeze(0) for part in example], structure)
         called = []
 
-        def noted(*args: Any, **kwargs: Any) -> Any:
+        def noted(*args: object, **kwargs: object) -> object:
             called.append(args)
             return call(*args, **kwargs)
 
@@ -306,7 +308,7 @@ def add_clipped(
     return loss_sum / count
 
 
-def split(batch: Any) -> tuple[list[torch.Tensor], Any]:
+def split(batch: object) -> tuple[list[torch.Tensor], Any]:
     """The tensors of a batch, equally long, and what they stand in; raises as `add_clipped`."""
     if isinstance(batch, Mapping):
         batch = dict(batch)  # kinds of dictionaries that PyTorch's trees do not know

@@ -104,14 +104,16 @@ class PrivateTrainer(Trainer):
             pin_memory=self.args.dataloader_pin_memory and torch.cuda.is_available(),
         )
 
-    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+    def create_optimizer(self, model: object = None) -> torch.optim.Optimizer:
         """The optimizer of ``Trainer``, with the run attached to it."""
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         if self.run.noise is None:
             self.run.attach(optimizer)
         return optimizer
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+    def training_step(
+        self, model: Any, inputs: Any, num_items_in_batch: object = None
+    ) -> torch.Tensor:
         """Add the batch's clipped gradients to the run's sum; returns its mean loss."""
         model.train()
 

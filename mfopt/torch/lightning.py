@@ -91,7 +91,7 @@ class PrivateStrategy(SingleDeviceStrategy):
 
     def optimizer_step(
         self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **options: Any
-    ) -> Any:
+    ) -> object:
         """Step with the noised mean of what ``closure()`` adds to the run's sum, if anything."""
         loss, trainer, name = closure(), self._module.trainer, "on_before_optimizer_step"
         call._call_callback_hooks(trainer, name, optimizer)
@@ -113,7 +113,7 @@ class _OneStep(torch.nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, *arguments: Any) -> Any:
+    def forward(self, *arguments: object) -> object:
         """The loss of ``training_step(*arguments)``."""
         outputs = self.module.training_step(*arguments)
         return outputs["loss"] if isinstance(outputs, Mapping) else outputs

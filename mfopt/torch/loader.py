@@ -79,10 +79,10 @@ class _Numbered(data.Dataset[Any]):
     def __len__(self) -> int:
         return len(self.records)
 
-    def __getitem__(self, unit: int) -> Any:
+    def __getitem__(self, unit: int) -> object:
         return self.records[unit]
 
-    def __getitems__(self, units: list[int]) -> tuple[list[int], list[Any]]:
+    def __getitems__(self, units: list[int]) -> tuple[list[int], list[object]]:
         at_once = getattr(self.records, "__getitems__", None)
         return units, at_once(units) if at_once and units else [self.records[i] for i in units]
 
@@ -99,10 +99,10 @@ class Collator:
         values do not enter.
     """
 
-    def __init__(self, collate: Callable[[list[Any]], Any], dataset: Any) -> None:
+    def __init__(self, collate: Callable[[list[Any]], object], dataset: Any) -> None:
         self._collate, self._dataset, self._batches = collate, dataset, 0
 
-    def __call__(self, numbered: Any) -> Any:
+    def __call__(self, numbered: Any) -> object:
         units, records = numbered  # of `_Numbered`
         is_probed = len(units) > 1 and (self._batches < 2 or self._batches % RATE == 0)
         self._batches += len(units) > 1
@@ -112,13 +112,13 @@ class Collator:
         if not records:
             batch = _mapped(_emptied, batch)
 
-        def marked(part: Any) -> Any:
+        def marked(part: Any) -> object:
             is_array = isinstance(part, torch.Tensor) and part.ndim > 0
             return UnitRows.of(part, units, is_probed=is_probed) if is_array else part
 
         return _mapped(marked, batch)
 
-    def _refuse_mixed(self, records: list[Any]) -> None:
+    def _refuse_mixed(self, records: list[object]) -> None:
         """Raise :class:`UsageError` where another record changes more rows than its own."""
         for place in (-1, 0):  # one of them may be the longest, that all others are padded to
             others = list(records)
@@ -130,7 +130,7 @@ class Collator:
                 way_out = "Let it make one row of each record alone."
                 raise _check.reject("collate_fn", repr(self._collate), rule, way_out)
 
-    def _rows_of(self, records: list[Any]) -> list[bytes]:
+    def _rows_of(self, records: list[object]) -> list[bytes]:
         """Content of each row of the batch of ``records``; nothing where it has not one of each."""
         tensors: list[torch.Tensor] = []
         with seeded([]):
@@ -143,12 +143,12 @@ class Collator:
         return [b"".join(part.tobytes() for part in parts) for parts in zip(*rows, strict=True)]
 
 
-def _mapped(function: Callable[[Any], Any], batch: Any) -> Any:
+def _mapped(function: Callable[[Any], object], batch: object) -> object:
     """``batch`` with ``function`` of each of its parts; kinds of dictionaries as plain ones."""
     return pytree.tree_map(function, dict(batch) if isinstance(batch, Mapping) else batch)
 
 
-def _emptied(part: Any) -> Any:
+def _emptied(part: Any) -> object:
     """A part of a batch of one record without the record."""
     if isinstance(part, str) or getattr(part, "ndim", False):
         return part[:0]
@@ -157,7 +157,7 @@ def _emptied(part: Any) -> Any:
     raise _check.reject("collate_fn", type(part).__name__, rule, way_out)
 
 
-def refuse_unnumbered(dataset: Any) -> None:
+def refuse_unnumbered(dataset: object) -> None:
     """Raise :class:`UsageError` for a data set that the scheme cannot draw from."""
     is_numbered = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if isinstance(dataset, data.IterableDataset) or not is_numbered:

@@ -30,7 +30,7 @@ def make_private(
     normalizer: float | None = None,
     seed: int | None = None,
     allow_uncertified: bool = False,
-    collate_fn: Callable[[list[Any]], Any] | None = None,
+    collate_fn: Callable[[list[Any]], object] | None = None,
     key_folder: str | os.PathLike[str] = KEY_FOLDER,
     **loader_options: Any,
 ) -> tuple[PrivateModule, torch.optim.Optimizer, PrivateLoader]:
@@ -142,7 +142,7 @@ class PrivateModule(torch.nn.Module):
         batched = [i for i, x in enumerate(leaves) if _is_array(x) and len(x) == count]
         of_example: list[Any] = []  # outputs, as a list, and their structure
 
-        def of_one(call: Callable[..., Any], *example: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def of_one(call: Callable[..., object], *example: torch.Tensor) -> tuple[torch.Tensor, ...]:
             inputs = list(leaves)
             for i, part in zip(batched, example, strict=True):
                 inputs[i] = part.unsqueeze(0)
@@ -175,11 +175,11 @@ class PrivateModule(torch.nn.Module):
         return outputs if one.ndim else getattr(torch, self._reduction.declared)(outputs)
 
 
-def _is_array(x: Any) -> bool:
+def _is_array(x: object) -> bool:
     return isinstance(x, torch.Tensor) and x.ndim > 0
 
 
-def _leaf(output: Any) -> Any:
+def _leaf(output: object) -> Any:
     """A tensor without its graph, which gradients are wanted of."""
     if not isinstance(output, torch.Tensor):
         return output
@@ -195,7 +195,7 @@ def _skip_steps(optimizer: torch.optim.Optimizer, run: PrivateRun) -> None:
     def signal_skip_step(do_skip: bool = True) -> None:
         skips.append(do_skip)
 
-    def step(_: Any, *arguments: Any, **named: Any) -> Any:
+    def step(_: object, *arguments: Any, **named: Any) -> Any:
         nonlocal inside
         inside = bool(skips and skips.pop(0))
         return run.collect() if inside else plain_step(*arguments, **named)

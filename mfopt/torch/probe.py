@@ -15,7 +15,6 @@ import re
 import types
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +30,7 @@ _VALUES = (int, float, complex, str, bytes, bytearray, np.generic, torch.dtype, 
 _OUTSIDE = (type, types.ModuleType, data.Dataset, data.DataLoader, torch.Generator)
 _TRAINERS = ("lightning", "lightning_fabric", "pytorch_lightning")
 
-Contents = dict[str, Any]
+Contents = dict[str, object]
 
 
 def is_drawn(secret: str, step: int) -> bool:
@@ -39,7 +38,7 @@ def is_drawn(secret: str, step: int) -> bool:
     return random.Random(f"mfopt probe {secret} {step}").random() * RATE < 1
 
 
-def contents(ignored: Iterable[Any] = (), **roots: Any) -> Contents:
+def contents(ignored: Iterable[object] = (), **roots: object) -> Contents:
     """Value, or a fingerprint of it, of all that can be reached from ``roots``, by its path.
 
     Attributes, containers, tensors, arrays, and of functions what they enclose and the globals they
@@ -75,13 +74,13 @@ def contents(ignored: Iterable[Any] = (), **roots: Any) -> Contents:
     return state
 
 
-def _is_trainer(value: Any) -> bool:
+def _is_trainer(value: object) -> bool:
     """True for what a framework keeps of a run: loops, loggers, progress bars, no model."""
     package = type(value).__module__.partition(".")[0]
     return package in _TRAINERS and not isinstance(value, torch.nn.Module)
 
 
-def _parts(value: Any) -> dict[str, Any]:
+def _parts(value: object) -> Contents:
     """Parts of an object, by name."""
     home = getattr(value, "__globals__", {}).get("__name__", type(value).__module__)
     if home.startswith("torch._dynamo"):  # compiled; the compiler has a state too
@@ -103,7 +102,7 @@ def _parts(value: Any) -> dict[str, Any]:
     return {**slots, **getattr(value, "__dict__", {})}
 
 
-def _held(function: types.FunctionType) -> dict[str, Any]:
+def _held(function: types.FunctionType) -> Contents:
     """What a function holds itself: what it encloses, its attributes and default arguments."""
     parts = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -113,7 +112,7 @@ def _held(function: types.FunctionType) -> dict[str, Any]:
     return {**parts, **vars(function), "defaults": defaults}
 
 
-def _content(tensor: torch.Tensor) -> Any:
+def _content(tensor: torch.Tensor) -> object:
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # kept beyond a pass of vmap
         return id(tensor)
     part = checks.local(tensor.detach())

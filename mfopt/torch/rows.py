@@ -25,6 +25,7 @@ _SELECTIONS = {"__getitem__", "index_select", "narrow", "flip", "roll"}
 _SELECTIONS |= {"split", "tensor_split", "chunk"}
 _RESHAPES = {"view", "reshape", "flatten"}
 _TOLERANCE = 1e-3  # of the largest number: what rounding may change
+_Operation = functools.partial[object]  # with its arguments
 # of an operation on values that it does not take, or without anything to differentiate
 _NOT_TAKEN = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
 
@@ -42,7 +43,7 @@ class _Reduction(NamedTuple):
     """
 
     declared: str = "mean"
-    divided: dict[Any, int] = {}  # noqa: RUF012
+    divided: dict[object, int] = {}  # noqa: RUF012
     kinds: frozenset[str | int] = frozenset()
     units: int = 0
 
@@ -87,7 +88,7 @@ class UnitRows(torch.Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
+        cls, function: Any, kinds: object, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
         is_grad = function is torch.autograd.grad and any(
@@ -105,7 +106,7 @@ class UnitRows(torch.Tensor):
         changed = args[0] if name.startswith("__set") else result
         if results := [x for x in pytree.tree_leaves(changed) if isinstance(x, UnitRows)]:
             with torch._C.DisableTorchFunctionSubclass():
-                _name_units(name, function, args, kwargs, results)
+                _name_units(name, functools.partial(function, *args, **kwargs), results)
         return result
 
 
@@ -114,7 +115,7 @@ class Outputs(UnitRows):
 
     @classmethod
     def __torch_function__(
-        cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
+        cls, function: Any, kinds: object, args: Any = (), kwargs: Any = None
     ) -> Any:
         reduction = args[0].reduction if function is torch.Tensor.backward else _Reduction()
         actual = "sum" if (declared := reduction.declared) == "mean" else "mean"
@@ -134,7 +135,7 @@ def plain(x: Any) -> Any:
         return x.as_subclass(torch.Tensor)
 
 
-def units_of(tensors: Iterable[Any]) -> tuple[int, ...]:
+def units_of(tensors: Iterable[object]) -> tuple[int, ...]:
     """The unit of each row of a batch.
 
     Raises:
@@ -167,8 +168,9 @@ def seeded(tensors: Iterable[torch.Tensor], seed: int = 0) -> Iterator[None]:
     np.random.set_state(states[1])
 
 
-def _name_units(name: str, function: Any, args: Any, kwargs: Any, results: list[UnitRows]) -> None:
-    """Set the attributes of the ``results`` of ``function``."""
+def _name_units(name: str, operation: _Operation, results: list[UnitRows]) -> None:
+    """Set the attributes of the ``results`` of an operation."""
+    args, kwargs = operation.args, operation.keywords
     leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     sources = [x for x in leaves if isinstance(x, UnitRows)]
     fault = next((x.fault for x in sources if x.fault), "")
@@ -182,13 +184,13 @@ def _name_units(name: str, function: Any, args: Any, kwargs: Any, results: list[
             "other trainable tensors" if is_trained else "sums or other rows"
         )
     each: list[Any] = [units] * len(results)
-    probe = functools.partial(_mixes, function, args, kwargs, sources[0])
+    probe = functools.partial(_mixes, operation, sources[0])
     is_selection = name in _SELECTIONS and isinstance(args[0], UnitRows)
     if fault:
         pass
     elif units and is_selection:
         with contextlib.suppress(IndexError, RuntimeError):  # along another axis
-            each = _selected(name, function, args, kwargs, units)
+            each = _selected(name, operation, units)
     elif units and name in _RESHAPES and results[0].ndim:
         each = [[u for u in units for _ in range(len(results[0]) // len(units))]]
     elif is_probed and units != ():
@@ -202,7 +204,7 @@ def _name_units(name: str, function: Any, args: Any, kwargs: Any, results: list[
     if is_probed:
         reduction = _reduction_of(sources)
         if units and each[0] is None and len(units) > 1 and not fault:
-            kinds = _kinds(function, args, kwargs, len(units))
+            kinds = _kinds(operation, len(units))
             reduction = reduction._replace(kinds=kinds, units=len(set(units)))
         elif reduction.units and (times := _multiple(name, args, reduction.units)):
             reduction = reduction._replace(kinds=frozenset([times]))
@@ -254,21 +256,22 @@ def _told_apart(reduction: _Reduction) -> set[str | int]:
     return kinds
 
 
-def _selected(name: str, function: Any, args: Any, kwargs: Any, units: tuple[int, ...]) -> Any:
+def _selected(name: str, operation: _Operation, units: tuple[int, ...]) -> Any:
     """The units of the rows that an operation selects."""
+    args = operation.args
     if name == "__getitem__":
         index = args[1][0] if isinstance(args[1], tuple) else args[1]
         args = args[0], slice(None) if index is ... else index
     on_host = [x.cpu() if isinstance(x, torch.Tensor) else x for x in args[1:]]
-    moved = pytree.tree_leaves(function(torch.tensor(units), *on_host, **kwargs))
+    moved = pytree.tree_leaves(operation.func(torch.tensor(units), *on_host, **operation.keywords))
     return [x.tolist() if x.ndim == 1 else None for x in moved]
 
 
-def _mixes(function: Any, args: Any, kwargs: Any, source: UnitRows, *, of_gradients: bool) -> bool:
+def _mixes(operation: _Operation, source: UnitRows, *, of_gradients: bool) -> bool:
     """True if one row of what an operation is computed from moves what others get.
 
     Args:
-      function, args, kwargs: the operation.
+      operation: with its arguments.
       source: the first tensor that it is computed from; its largest row is put in place of the
         smallest, and the other way round. Sums over units are scaled.
       of_gradients: compare gradients of a sum of results by each row; results otherwise.
@@ -286,7 +289,7 @@ def _mixes(function: Any, args: Any, kwargs: Any, source: UnitRows, *, of_gradie
                 x *= 1.5 + row - other
             return x
 
-        return _again(function, args, kwargs, change)[of_gradients]
+        return _again(operation, change)[of_gradients]
 
     try:
         for row, other in ((0, -1), (-1, 0)):
@@ -301,7 +304,7 @@ def _mixes(function: Any, args: Any, kwargs: Any, source: UnitRows, *, of_gradie
     return False
 
 
-def _kinds(function: Any, args: Any, kwargs: Any, count: int) -> frozenset[str]:
+def _kinds(operation: _Operation, count: int) -> frozenset[str]:
     """What a sum over ``count`` rows is, by the gradients of all but the last without that one.
 
     "sum" where they stay, "mean" where a share of each goes to all others, "mixed" where neither;
@@ -309,7 +312,7 @@ def _kinds(function: Any, args: Any, kwargs: Any, count: int) -> frozenset[str]:
     """
 
     def outcome(kept: int) -> tuple[list[torch.Size], torch.Tensor]:
-        results, gradients = _again(function, args, kwargs, lambda x: x[:kept])
+        results, gradients = _again(operation, lambda x: x[:kept])
         return [x.shape for x in results], torch.cat([x[: count - 1].ravel() for x in gradients])
 
     try:
@@ -327,9 +330,7 @@ def _kinds(function: Any, args: Any, kwargs: Any, count: int) -> frozenset[str]:
 
 
 def _again(
-    function: Any,
-    args: Any,
-    kwargs: Any,
+    operation: _Operation,
     change: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """(results, gradients of a sum of them by each row) of an operation on changed rows.
@@ -337,7 +338,7 @@ def _again(
     In float64, where one row in many shows.
 
     Args:
-      function, args, kwargs: the operation.
+      operation: with its arguments.
       change: of a copy of each tensor of rows.
     """
     inputs: list[torch.Tensor] = []
@@ -356,7 +357,8 @@ def _again(
         return copy * 1.0  # which may be changed in place
 
     with seeded(inputs), torch.enable_grad():
-        made = function(*pytree.tree_map(changed, args), **pytree.tree_map(changed, kwargs))
+        args, kwargs = pytree.tree_map(changed, (operation.args, operation.keywords))
+        made = operation.func(*args, **kwargs)
         results = [x for x in pytree.tree_leaves(made) if isinstance(x, torch.Tensor)]
         smooth = [(x * torch.randn_like(x)).sum() for x in results if x.requires_grad]
         grads = torch.autograd.grad(smooth, inputs, materialize_grads=True) if smooth else ()

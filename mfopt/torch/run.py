@@ -12,6 +12,7 @@ from torch.utils.data import default_collate
 
 from mfopt import noise
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt.factorization import Factorization
 from mfopt.guarantee import require_guarantee
 from mfopt.noise.files import Contents
@@ -166,7 +167,11 @@ class PrivateRun:
         return 0 if self.noise is None else self.noise.step
 
     def loader(
-        self, dataset: Any, *, collate_fn: Callable[[list[Any]], Any] | None = None, **options: Any
+        self,
+        dataset: Any,
+        *,
+        collate_fn: Callable[[list[Any]], object] | None = None,
+        **options: Any,
     ) -> loader.PrivateLoader:
         """A DataLoader whose batches are those of the run, one pass over it an epoch.
 
@@ -194,7 +199,7 @@ class PrivateRun:
         self,
         module: torch.nn.Module,
         loss: Callable[[Any, Any], torch.Tensor],
-        batch: Any,
+        batch: object,
         *,
         microbatch: int | None = None,
     ) -> torch.Tensor:
@@ -311,7 +316,7 @@ class PrivateRun:
                     torch.distributed.all_reduce(total)
                 p.grad = checks.like(p, total.div_(self.normalizer))
 
-        def refuse_copy(_: Any) -> Any:
+        def refuse_copy(_: object) -> object:
             rule = "cannot be copied: PyTorch would leave out what adds the noise"
             way_out = "Make a new one, and load this one's state_dict() into it."
             raise _check.reject("optimizer", type(optimizer).__name__, rule, way_out)
@@ -335,7 +340,7 @@ class PrivateRun:
         )
         loaded: list[Any] = []
 
-        def before_load(_: Any, state: dict[str, Any]) -> dict[str, Any]:
+        def before_load(_: object, state: dict[str, object]) -> dict[str, object]:
             rest, noise_state = split_state(state)
             loaded[:] = self._opened(noise_state)
             return rest
@@ -481,7 +486,7 @@ class PrivateRun:
         noise.skip(step[0])  # what was lost in a power cut
         vars(self).update(sampler=self._part_of(batches), units=[])
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         raise no_copy(self)
 
     def started(self) -> TorchNoise | SilentNoise:
@@ -494,19 +499,19 @@ class PrivateRun:
             raise _check.reject("run", repr(self), rule, "Make a run in the process that trains.")
         return self.noise
 
-    def _part_of(self, batches: dict[str, Any]) -> UnitSampler:
+    def _part_of(self, batches: JsonObject) -> UnitSampler:
         """Sampler of the part that this process takes of ``batches``, a sampler's state."""
         return UnitSampler.from_state({**batches, "rank": self.rank, "ranks": self.ranks})
 
 
-def refuse_decided(options: dict[str, Any]) -> None:
+def refuse_decided(options: dict[str, object]) -> None:
     """Refuse arguments whose values the factorization decides; what is false is taken away."""
     for name, reason in _DECIDED.items():
         if options.pop(name, None):
             raise _check.reject(name, "given", reason, "Leave it out.")
 
 
-def refuse_private(optimizer: Any) -> None:
+def refuse_private(optimizer: object) -> None:
     """Raise :class:`UsageError` for an object that is no optimizer or already adds noise."""
     way_out = "Give a new optimizer of PyTorch."
     _check.kind("optimizer", optimizer, torch.optim.Optimizer, way_out)
