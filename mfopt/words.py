@@ -79,8 +79,8 @@ def size(count: float) -> str:
     raise AssertionError("unreachable")
 
 
-def against(value: float, reference: float, noun: str = "error") -> str:
-    """Comparison of ``value`` with ``reference``, both errors or the like: smaller is better.
+def against(value: float, reference: float) -> str:
+    """Comparison of ``value`` with ``reference``, both errors: smaller is better.
 
     >>> against(0.75, 1.0), against(1.031, 1.0), against(1.0, 1.0), against(7.0, 1.0)
     ('25.0% less error', '3.1% more error', 'the same error', '7.0 times the error')
@@ -88,16 +88,16 @@ def against(value: float, reference: float, noun: str = "error") -> str:
     'over a million times the error'
     """
     if not (math.isfinite(value) and math.isfinite(reference) and reference > 0):
-        return f"no comparison of the {noun}"
+        return "no comparison of the error"
     ratio = value / reference
     if ratio > 1e6:
-        return f"over a million times the {noun}"
+        return "over a million times the error"
     if ratio >= 2:
-        return f"{ratio:.{1 if ratio < 100 else 0}f} times the {noun}"
+        return f"{ratio:.{1 if ratio < 100 else 0}f} times the error"
     percent = round(100 * (1 - ratio), 1)
     if percent == 0:
-        return f"the same {noun}"
-    return f"{abs(percent):.1f}% {'less' if percent > 0 else 'more'} {noun}"
+        return "the same error"
+    return f"{abs(percent):.1f}% {'less' if percent > 0 else 'more'} error"
 
 
 def described(description: JsonObject) -> str:

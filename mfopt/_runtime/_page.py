@@ -30,15 +30,15 @@ def text(value: str) -> str:
     return re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(value))
 
 
-def sparkline(values: Sequence[float], width: int = 160, height: int = 32) -> str:
+def sparkline(values: Sequence[float]) -> str:
     """A small line of numbers that are at least 0, as an element of a page."""
     count, top = max(1, len(values) - 1), max(*values, 0.0) or 1.0
     points = " ".join(
-        f"{width * index / count:.4g},{height * (1 - value / top):.4g}"
+        f"{160 * index / count:.4g},{32 * (1 - value / top):.4g}"
         for index, value in enumerate(values)
     )
     return (
-        f"<svg width='{width}' height='{height}' viewBox='-1 -1 {width + 2} {height + 2}'>"
+        "<svg width='160' height='32' viewBox='-1 -1 162 34'>"
         f"<polyline points='{points}' fill='none' stroke='currentColor'/></svg>"
     )
 

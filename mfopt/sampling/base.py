@@ -194,10 +194,10 @@ class Scheme(abc.ABC):
         way_out = "Account for 'zero-out'."
         raise _check.reject("adjacency", accounted, rule, way_out)
 
-    def _integer(self, name: str, *, at_least: int = 1) -> None:
+    def _integer(self, name: str) -> None:
         # stored as plain int and float so that the description is JSON-able whatever was given
         largest = MOST_ITERATIONS if name == "iterations" else _check.MOST
-        value = _check.integer(name, getattr(self, name), at_least=at_least, at_most=largest)
+        value = _check.integer(name, getattr(self, name), at_most=largest)
         object.__setattr__(self, name, value)
 
     def _stated(self, stated: int, population: int) -> int:

@@ -153,16 +153,16 @@ def units_of(tensors: Iterable[object]) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def seeded(tensors: Iterable[torch.Tensor], seed: int = 0) -> Iterator[None]:
-    """Random numbers begin at ``seed`` inside, and go on as before after it."""
+def seeded(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Random numbers begin at seed 0 inside, and go on as before after it."""
     devices = {x.device for x in tensors if x.device.type == "cuda"}
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=list(devices)):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed prints the stack to a text
+        torch.default_generator.manual_seed(0)  # torch.manual_seed prints the stack to a text
         for device in devices:
-            torch.cuda.default_generators[device.index].manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)
+            torch.cuda.default_generators[device.index].manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
         yield
     random.setstate(states[0])
     np.random.set_state(states[1])

@@ -17,6 +17,7 @@ from mfopt.accounting import solve
 # Tilted mass that may lie outside the FFT window on either side: e^-32 = 1e-14.
 LOG_WINDOW_TAIL = 32.0
 _ROUGH = 1e-2  # relative accuracy of an order
+_ATOMS = 1 << 13  # of a round that is thinned
 _SHORT = 1 << 14  # below it einsum takes longer to begin than to sum
 
 
@@ -124,13 +125,13 @@ class Thinned(Tilting):
     """About the same sum, of few atoms: for planning only, no bound.
 
     Neighbouring atoms are merged at their mean, so that of the tilted law only what a tilt changes
-    within a merged atom is lost; of each round at most ``most`` are left.
+    within a merged atom is lost; of each round at most ``_ATOMS`` are left.
     """
 
     terms: Sequence[tuple[_RoundLaw, int]] = ()
 
-    def __init__(self, whole: Tilting, limit: int = 1 << 13) -> None:
-        self.terms = tuple((_merged(part, limit), count) for part, count in whole.terms)
+    def __init__(self, whole: Tilting) -> None:
+        self.terms = tuple((_merged(part), count) for part, count in whole.terms)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,11 +140,11 @@ class _Merged:
     log_mass: np.ndarray
 
 
-def _merged(part: _RoundLaw, limit: int) -> _RoundLaw:
+def _merged(part: _RoundLaw) -> _RoundLaw:
     size = part.losses.size
-    if size <= limit:
+    if size <= _ATOMS:
         return part
-    starts = np.arange(0, size, -(-size // limit))
+    starts = np.arange(0, size, -(-size // _ATOMS))
     peaks = np.maximum.reduceat(part.log_mass, starts)
     weights = np.exp(part.log_mass - np.repeat(peaks, np.diff(starts, append=size)))
     mass = np.add.reduceat(weights, starts)

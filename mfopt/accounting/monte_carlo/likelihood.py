@@ -225,16 +225,15 @@ def _noise(likelihood: Likelihood, normal: jax.Array) -> jax.Array:
 
 
 def shared_component(
-    likelihood: Likelihood, toward: np.ndarray, rounds: int, largest_square: float, times: int = 1
+    likelihood: Likelihood, toward: np.ndarray, rounds: int, largest_square: float
 ) -> SharedGaussianComponent | None:
     """The component along a direction; None where patterns share none, or too little.
 
     Args:
-      likelihood: of entries in rounds of equally many, of each of which a pattern picks as many.
+      likelihood: of entries in rounds of equally many, of each of which a pattern picks one.
       toward: the direction, of any length.
       rounds: how many.
       largest_square: max_k |m_k|².
-      times: how many a pattern picks of each.
     """
     length = float(np.linalg.norm(toward))
     if not 0 < length < math.inf:
@@ -242,8 +241,8 @@ def shared_component(
     toward = toward / length
     products = np.asarray(_noise(likelihood, toward[None]))[0].reshape(rounds, -1)
     parts = np.mean(products, axis=1)
-    total = times * float(np.sum(parts))
-    uneven = times * float(np.sum(np.max(np.abs(products - parts[:, None]), axis=1)))
+    total = float(np.sum(parts))
+    uneven = float(np.sum(np.max(np.abs(products - parts[:, None]), axis=1)))
     if not (total > 0 and uneven <= _ROUNDING * total and total**2 >= _WORTH * largest_square):
         return None
     return SharedGaussianComponent(toward, np.repeat(parts, products.shape[1]), total)
