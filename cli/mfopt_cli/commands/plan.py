@@ -80,7 +80,7 @@ class _LoaderPlan(NamedTuple):
 _POSITIVE = Count(rule=_check.integer)
 
 
-def _checked(rule: Callable[..., float]) -> Any:
+def _checked(rule: Callable[..., float]) -> Callable[..., object]:
     """A callback of an option whose value, where there is one, is held against ``rule``."""
     return lambda _, param, value: _check.optional(rule, param.name, value)
 
