@@ -7,6 +7,7 @@ units, each of one compiled shape; only ``m`` gradients are ever held at once.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -76,8 +77,8 @@ def microbatch_adder(model: Model, clipping: Clipping | NoClipping) -> Adder:
     ) -> Totals:
         def unit(tokens: jax.Array, mask: jax.Array) -> Totals:
             def loss(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-                losses = jax.vmap(model.loss, (None, None, 0, 0))(params, frozen, tokens, mask)
-                return mean_loss(losses, mask)
+                record = functools.partial(model.loss, params, frozen)
+                return mean_loss(_mapped(record, tokens, mask), mask)
 
             gradient, (loss_sum, targets) = jax.grad(loss, has_aux=True)(params)
             clipped, present = clipping(gradient), jnp.any(mask)
@@ -93,10 +94,21 @@ def microbatch_adder(model: Model, clipping: Clipping | NoClipping) -> Adder:
             )
             return Totals(bounded, jax.tree.map(lambda x: x.astype(jnp.float32), statistics))
 
-        summed = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), jax.vmap(unit)(tokens, mask))
+        summed = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), _mapped(unit, tokens, mask))
         return jax.tree.map(jnp.add, totals, summed)
 
     return add
+
+
+def _mapped(function: Callable[..., PyTree], *rows: jax.Array) -> PyTree:
+    """``jax.vmap(function)(*rows)``, and for one row the same without an axis for it.
+
+    A compiler folds the transposition of a gradient into the product that forms it only without
+    that axis: steps of single records are a fifth shorter on a CPU.
+    """
+    if len(rows[0]) > 1:
+        return jax.vmap(function)(*rows)
+    return jax.tree.map(lambda leaf: leaf[None], function(*(row[0] for row in rows)))
 
 
 def _summed_adder(model: Model) -> Adder:
