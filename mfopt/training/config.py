@@ -35,32 +35,6 @@ SECTIONS = (
 )
 SCHEDULES = ("constant", "cooldown", "cosine", "linear")
 _MADE_BY = "The file comes from `mfopt optimize`."
-# former settings, which files of older runs hold: table, and the only value that is still meant
-# (None: any, as it changed no number)
-_REMOVED: dict[str, tuple[str, object]] = {
-    "trust": ("privacy", False),
-    "public_overlap": ("data", 0.1),
-    "delta_share": ("privacy", 0.1),
-    "warmup": ("optimizer", 0),
-    "beta1": ("optimizer", 0.9),
-    "beta2": ("optimizer", 0.999),
-    "weight_decay": ("optimizer", 0.0),
-    "model_seed": ("model", 0),
-    "lora_alpha": ("model", 0.0),
-    "pretrain_batch": ("pretraining", 16),
-    "average": ("optimizer", 0.0),
-    "sweep_rates": ("optimizer", ""),
-    "estimator": ("federated", "fixed"),
-    "sign_key": ("run", ""),
-    "keep": ("run", 2),
-    "median_epsilon": ("algorithm", 0.0),
-    "batch_size": ("batch", 0),
-    "truncation": ("batch", "charge"),
-    "checkpoint_minutes": ("run", 10.0),
-    "continue_from": ("run", ""),
-    "model_parallel": ("run", 1),
-    "tensorboard": ("run", None),
-}
 # How far the noise alone may move a parameter, root mean square over the steps of a run; a weight
 # of a language model has the size of 0.02 to 0.1. The second: of a model that has read text of the
 # private data's own kind, which is what pretraining on the public part of "stdlib" makes
@@ -375,19 +349,11 @@ def _read(path: Path) -> JsonObject:
         if section not in SECTIONS or not isinstance(table, dict):
             rule = f"is not a table of it (tables: {', '.join(SECTIONS)})"
             raise _check.reject("config", section, rule)
-        for name, value in table.items():
-            former_section, former_default = _REMOVED.get(name, ("", None))
-            if former_section == section:
-                if former_default not in (None, value):
-                    rule = (
-                        f"must be {former_default!r}: other values are read by older versions only"
-                    )
-                    raise _check.reject(f"config {section}.{name}", value, rule)
-            elif section_of.get(name) != section:
+        for name in table:
+            if section_of.get(name) != section:
                 settings = [n for n, s in section_of.items() if s == section]
                 rule = f"is not a setting (of {section}: {settings})"
-                raise _check.reject("config", f"{section}.{name}", rule)
-            if former_default is not None:  # written by version 0.2
-                values.setdefault("long_records", "cut")
-        values |= {name: value for name, value in table.items() if name in section_of}
+                way_out = "Leave it out, if an earlier version wrote it."
+                raise _check.reject("config", f"{section}.{name}", rule, way_out)
+        values |= table
     return values
