@@ -150,6 +150,13 @@ def test_export_is_the_model_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_save_that_waits_for_the_one_before_says_nothing(tmp_path, monkeypatch, caplog):
+    threshold = "orbax.checkpoint.checkpoint_manager._WAIT_FOR_PREV_SAVE_WARNING_THRESHOLD_SECS"
+    monkeypatch.setattr(threshold, -1)
+    saved_twice(tmp_path / "c", trainer_for(), RunSecret.fresh())
+    assert "previous save" not in caplog.text
+
+
 def test_a_full_disk_is_told_in_one_line_and_the_last_whole_checkpoint_stays(tmp_path, monkeypatch):
     trainer, secret = trainer_for(), RunSecret.fresh()
     state = trainer.init(loop_tests.KEY)

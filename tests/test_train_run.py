@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -433,6 +434,7 @@ def test_settings_round_trip_and_refuse_what_is_unknown(tmp_path):
         ("[privacy]\nepsilom = 1.0\n", "epsilom"),
         ("[data]\nepsilon = 1.0\n", "epsilon"),
         ("[extra]\na = 1\n", "tables"),
+        ("[optimizer]\nwarmup = 0\n", "Leave it out, if an earlier version wrote it"),
         ("[data]\nlength = 1.5\n", "length"),
         ("[data]\nlength = true\n", "length"),
         ("[data\n", "TOML"),
@@ -440,20 +442,6 @@ def test_settings_round_trip_and_refuse_what_is_unknown(tmp_path):
         path.write_text(text)
         with pytest.raises(UsageError, match=match):
             config.load(path, POISSON)
-    # a file of version 0.2: what its runs did is done, or refused
-    variant = settings.to_toml().replace(
-        "[optimizer]\n", "[optimizer]\nwarmup = 0\nbeta2 = 0.999\n"
-    )
-    # a later one, of settings that changed no number
-    path.write_text("[run]\ntensorboard = true\n")
-    assert config.load(path, POISSON).long_records == "chunks"
-    path.write_text(variant)
-    assert config.load(path) == settings
-    path.write_text(variant.replace('long_records = "chunks"\n', ""))
-    assert config.load(path).long_records == "cut"
-    path.write_text(variant.replace("warmup = 0", "warmup = 3"))
-    with pytest.raises(UsageError, match=r"optimizer.warmup = 3: must be 0: .* older versions"):
-        config.load(path)
     unknown = ("poisson:probability=x,iterations=3", "poisson:rate=1", "dice:bins=3", "poisson")
     for changes, match in (
         ({"sampling": "", "epsilon": 0.0, "delta": 0.0}, "either"),
@@ -476,6 +464,7 @@ def test_the_command_line(data, tmp_path):
     assert shown.exit_code == 0 and "width = 8" in shown.output
     result = invoked("train", *flags, "--report-only", "--json")
     assert result.exit_code == 0 and "epsilon, delta    8, 0.0001" in result.stderr
+    assert re.search(r"^steps +\d+ covered$", result.stderr, re.M)  # resumed ones have done some
     (tmp_path / "printed.json").write_text(result.stdout)
     assert invoked("verify", tmp_path / "printed.json").exit_code == 0
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -537,6 +526,25 @@ def test_the_c_of_a_file_can_be_accounted_anew_for_groups(data, tmp_path, monkey
     assert (tight.group_size, plain.group_size) == (2, 1)
     assert target == [8.0, 1e-4]
     assert smaller == list(one_unit_target(8.0, 1e-4, 2))
+
+
+def test_a_run_without_an_account_leaves_no_folder(data, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise FailureError("no σ could be certified")
+
+    monkeypatch.setattr(privacy, "solved", fail)
+    monkeypatch.setattr(mfopt.optimize, "factorize", fail)
+    with pytest.raises(FailureError, match="no σ"):
+        prepare(settings_for(data, tmp_path / "run"))
+    words = [
+        "--sampling=balls-in-bins:bins=4,epochs=2",
+        "--strategy=blt",
+        "--eps=8",
+        "--delta=1e-4",
+    ]
+    failed = invoked("train", *words, f"--data={data}", f"--output={tmp_path / 'run'}")
+    assert failed.exit_code == 1 and "no σ" in failed.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_strategy_is_optimized_for_bins_only(tmp_path):

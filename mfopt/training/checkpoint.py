@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,10 @@ with _extras.required():
     import orbax.checkpoint as ocp
 
 _OWNER_ONLY = 0o700
+# a save that waits for the one before is no news to a user, and none that could be acted on
+logging.getLogger("absl").addFilter(
+    lambda record: not record.getMessage().startswith("Waiting for previous save")
+)
 
 
 class _Restored(NamedTuple):

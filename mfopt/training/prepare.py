@@ -127,7 +127,9 @@ def prepare(config: TrainConfig, *, resume: bool = False, progress: Report = sil
         return _prepare(config, resume, progress, lock)
     except BaseException as problem:
         lock.release()
-        if new and isinstance(problem, _check.UsageError):
+        if new and isinstance(
+            problem, Exception
+        ):  # Ctrl-C leaves it: a pretrained model may be there
             drop_folder(Path(config.output))
         raise
 

@@ -237,7 +237,7 @@ _PUBLIC_NUMBER = "which tells that there are"
 SIGMA_UNIT = "relative to the clip norm, for C as stored"
 PUBLIC = ("number of units", "all settings")
 NOT_COVERED = (
-    "metrics, TensorBoard events, plots and evaluations on held-out users: computed without noise",
+    "metrics, plots and evaluations on held-out users: computed without noise",
     "checkpoints: they hold the secret keys of noise and sampling; export the model instead",
     "choices made by looking at private data or at uncovered outputs: hyperparameters, when to "
     "stop, which of several runs to release",
@@ -245,7 +245,7 @@ NOT_COVERED = (
     "attacks on floating-point rounding of noise and sums",
 )
 VALIDATION_NOT_COVERED = (
-    "metrics, TensorBoard events, plots and evaluations on held-out records: computed without noise"
+    "metrics, plots and evaluations on held-out records: computed without noise"
 )
 SECURE_NOT_COVERED = "the floating-point rounding of sums before noise is added to them on a grid"
 
@@ -336,7 +336,7 @@ def report_rows(facts: JsonObject) -> list[tuple[str, str]]:
         ("strategy", described(facts["strategy"])),
         ("sampling", f"{scheme['kind']} ({details})"),
         ("sampled units", f"{facts['sampling']['population']} x {facts['units']['unit']}"),
-        ("steps", f"{facts['steps_done']} of {facts['iterations_covered']} covered"),
+        ("steps", f"{facts['iterations_covered']} covered"),
         ("noise in a step", in_a_step),
     ]
     clip = facts["clipping"]

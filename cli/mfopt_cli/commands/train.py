@@ -12,6 +12,7 @@ import click
 
 from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
+from mfopt.errors import FailureError
 from mfopt.progress import Report
 from mfopt_cli import display, options
 from mfopt_cli.live import Live
@@ -127,13 +128,19 @@ def command(arguments: SimpleNamespace) -> None:
         return
     _join(arguments.coordinator, arguments.processes, arguments.process)
     from mfopt.training.execute import execute
+    from mfopt.training.folder import drop_folder
     from mfopt.training.prepare import preflight, prepare
 
     resume = arguments.resume or resume_from is not None
     with Live(not arguments.quiet) as live:
         if settings.optimizes:
-            preflight(settings, resume=resume)
-            settings = _with_factorization(settings, live)
+            new = preflight(settings, resume=resume)
+            try:
+                settings = _with_factorization(settings, live)
+            except Exception:  # whatever kept the run from beginning
+                if new:
+                    drop_folder(Path(settings.output))
+                raise
         prepared = prepare(settings, resume=resume, progress=live)
     report = prepared.report(0)
     if report is not None and not arguments.quiet:
@@ -202,7 +209,7 @@ def _join(coordinator: str | None, processes: int | None, process: int | None) -
     try:
         jax.distributed.initialize(coordinator, processes, process)
     except RuntimeError as problem:
-        raise _check.FailureError(f"the processes could not connect: {problem}") from None
+        raise FailureError(f"the processes could not connect: {problem}") from None
 
 
 def _with_factorization(settings: Any, progress: Report) -> Any:
@@ -211,21 +218,19 @@ def _with_factorization(settings: Any, progress: Report) -> Any:
 
     import mfopt
     from mfopt.optimize import Form, Question, Target, factorize
-    from mfopt.training.folder import make_folder
     from mfopt.training.mesh import wait_for_lead
 
     path, scheme = Path(settings.output) / "factorization.npz", settings.scheme()
     # the best C for a group is near that for one of its units at a share of ε
     target = settings.epsilon / max(1, settings.group_size), settings.delta
     if not path.is_file() and jax.process_index() == 0:
-        make_folder(path.parent)
         unit = "user" if settings.by_user else "record"
         question = Question(Target(*target, unit), Form(settings.strategy))
         factorization = factorize(scheme, question, progress=progress)
         if factorization.provenance["interrupted"]:
             raise KeyboardInterrupt  # before training has begun; what was kept proves nothing
         if factorization.guarantee.status != "certified":
-            raise _check.FailureError(factorization.not_certified)
+            raise FailureError(factorization.not_certified)
         factorization.save(path)
     wait_for_lead("factorization")
     factorization = mfopt.load(path)
