@@ -512,13 +512,14 @@ def test_the_c_of_a_file_can_be_accounted_anew_for_groups(data, tmp_path, monkey
 
     def solve(execution, epsilon, delta):
         requests.append((execution, epsilon, delta))
-        raise UsageError("seen")
+        raise FailureError("seen")
 
     monkeypatch.setattr(privacy, "solved", solve)
     for algorithm in ("els", "group"):
         changes = {"factorization": str(FILE), "sampling": "", "algorithm": algorithm}
-        with pytest.raises(UsageError, match="seen"):
+        with pytest.raises(FailureError, match="seen"):
             prepare(settings_for(data, tmp_path / "run", **changes))
+        assert not (tmp_path / "run").exists()
     stored = mfopt.load(FILE)
     (tight, *target), (plain, *smaller) = requests
     assert tight.sampling == plain.sampling == stored.sampling
@@ -528,26 +529,7 @@ def test_the_c_of_a_file_can_be_accounted_anew_for_groups(data, tmp_path, monkey
     assert smaller == list(one_unit_target(8.0, 1e-4, 2))
 
 
-def test_a_run_without_an_account_leaves_no_folder(data, tmp_path, monkeypatch):
-    def fail(*_, **__):
-        raise FailureError("no σ could be certified")
-
-    monkeypatch.setattr(privacy, "solved", fail)
-    monkeypatch.setattr(mfopt.optimize, "factorize", fail)
-    with pytest.raises(FailureError, match="no σ"):
-        prepare(settings_for(data, tmp_path / "run"))
-    words = [
-        "--sampling=balls-in-bins:bins=4,epochs=2",
-        "--strategy=blt",
-        "--eps=8",
-        "--delta=1e-4",
-    ]
-    failed = invoked("train", *words, f"--data={data}", f"--output={tmp_path / 'run'}")
-    assert failed.exit_code == 1 and "no σ" in failed.stderr
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_strategy_is_optimized_for_bins_only(tmp_path):
+def test_a_strategy_is_optimized_for_bins_only(tmp_path, monkeypatch):
     bins, fresh = (
         {**POISSON, "sampling": f"{x}-bins:bins=4,epochs=2"} for x in ("balls-in", "fresh")
     )
@@ -565,6 +547,10 @@ def test_a_strategy_is_optimized_for_bins_only(tmp_path):
     words = [*flags, "--delta=1e-5", f"--output={tmp_path / 'run'}"]
     refused = CliRunner().invoke(command, words)
     assert refused.exit_code == 2 and "not for" in refused.output
+    # one that cannot be certified leaves no folder
+    monkeypatch.setattr(mfopt.optimize, "factorize", lambda *_, **__: 1 / 0)
+    assert CliRunner().invoke(command, [*words[:-1], f"--output={tmp_path / 'new'}"]).exit_code == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 @pytest.mark.release
