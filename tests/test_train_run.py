@@ -463,7 +463,6 @@ def test_the_command_line(data, tmp_path):
     assert shown.exit_code == 0 and "width = 8" in shown.output
     result = invoked("train", *flags, "--report-only", "--json")
     assert result.exit_code == 0 and "epsilon, delta    8, 0.0001" in result.stderr
-    assert " 0 of " not in result.stderr  # a resumed run has done some steps
     (tmp_path / "printed.json").write_text(result.stdout)
     assert invoked("verify", tmp_path / "printed.json").exit_code == 0
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -549,7 +548,7 @@ def test_a_strategy_is_optimized_for_bins_only(tmp_path, monkeypatch):
     # one that cannot be certified leaves no folder
     monkeypatch.setattr(mfopt.optimize, "factorize", lambda *_, **__: 1 / 0)
     assert CliRunner().invoke(command, [*words[:-1], f"--output={tmp_path / 'new'}"]).exit_code == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.release
