@@ -81,8 +81,7 @@ def test_key_depends_on_every_setting_that_is_no_default() -> None:
 
 
 def test_a_sigma_that_no_samples_give_is_that_of_the_account_without_any(monkeypatch) -> None:
-    beyond = FailureError("beyond numerical range")
-    monkeypatch.setattr(mechanisms, "calibrate", Mock(side_effect=beyond))
+    monkeypatch.setattr(mechanisms, "calibrate", Mock(side_effect=FailureError))
     cell = SigmaCell(FixedCell("sqrt"), Goal(BINS, EPOCHS, 2.0, 1e-5))
     mechanism = Mechanism(cell.goal.bin_scheme(), SquareRoot())
     stated = account(mechanism, epsilon=2.0, delta=1e-5, certificate="deterministic")
@@ -190,7 +189,6 @@ def test_an_interrupted_cell_is_never_kept(kind: str, tmp_path, monkeypatch) -> 
 def test_the_address_of_a_result_follows_the_code(monkeypatch) -> None:
     cell = FixedCell("sqrt")
     key = cell.key
-    assert cell.key == key
     monkeypatch.setattr(cache_module, "code_digest", lambda *_: "another")
     assert cell.key != key
 
@@ -318,7 +316,6 @@ def test_families_expand_and_unknown_ones_are_refused() -> None:
     assert all(families.find(name).kind == "blt" for name in blts)
     assert families.expand(["toeplitz-scaled"]) == ("toeplitz-scaled",)
     assert all(len(family.label) <= 34 for family in families.FAMILIES.values())
-    assert families.expand(["banded+poisson"]) == ("banded+poisson",)
     assert set(families.expand(["all"])) == set(families.FAMILIES)
     with pytest.raises(UsageError, match="include"):
         families.expand(["bltt"])
