@@ -388,6 +388,12 @@ WRONG = {
     ),
     "labels of others": (lambda: run_steps(labels_on_the_host), "arrays beside parameters"),
     "centres in a compiled step": (lambda: run_steps(gradient(to_centres))[1:], None),
+    "dropout": (
+        lambda: nnx_model(
+            lambda nnx: nnx.Dropout(0.5, rngs=nnx.Rngs(1)), lambda m, x: m.layer(x[None])
+        ),
+        "changes the parameters.*a key for each example",
+    ),
     "batch norm": (lambda: nnx_model(normed, lambda m, x: m.layer(x)), "changes the parameters"),
     "statistics moved between steps": (statistics_moved_between_steps, "arrays beside parameters"),
     "keys from outside": (a_stream_of_keys_from_outside, "was not given"),

@@ -335,34 +335,6 @@ def an_optimizer_that_leaves_out_steps():
     return means
 
 
-def a_layer_that_keeps(name, **options):
-    nnx = pytest.importorskip("flax.nnx")
-
-    class Model(nnx.Module):
-        def __init__(self):
-            self.out = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
-            self.layer = getattr(nnx, name)(**options, rngs=nnx.Rngs(1))
-
-    def nnx_loss(model, example):
-        x, y = example
-        return -jax.nn.log_softmax(model.layer(model.out(x)[None])[0])[y]
-
-    model = Model()
-    run = PrivateRun(factorization(), RECORDS, CLIP)
-    state = run.init(nnx.state(model, nnx.Param))
-    run.gradient(nnx.grad(nnx_loss), model, (X, Y), run.batches(state)[0], state)
-
-
-@refused("changes the parameters that it is given.*no batch norm")
-def batch_norm_of_nnx():
-    a_layer_that_keeps("BatchNorm", num_features=3)
-
-
-@refused("changes the parameters that it is given.*a key for each example")
-def dropout_of_nnx():
-    a_layer_that_keeps("Dropout", rate=0.5)
-
-
 @refused("changes the parameters that it is given")
 def parameters_written_in_place():
     def gradient(params, example):

@@ -4,9 +4,10 @@
 
 Each wrong loop runs with a key of the operating system, up to twelve steps of about six records.
 It is caught by an error of mfopt, or in JAX by noise that is NaN; what ends without one has passed.
+What passes and is known to is documented: "What no check sees" of the sharp edges.
 Right loops are drawn from a grid of frameworks, models, losses, batches, microbatches, precision
-and restarts; each must end, with finite parameters. Exit code 1 if more than one wrong loop passes,
-or a right loop is refused.
+and restarts; each must end, with finite parameters. Exit code 1 if a wrong loop passes that is not
+documented, or a right loop is refused.
 """
 
 from __future__ import annotations
@@ -27,17 +28,18 @@ parser, main = bench.parser, bench.main
 def measured(options: Options) -> tuple[dict[str, Any], int]:
     """The report, and whether enough was caught and nothing refused."""
     import torch
-    from misuse_loops import GRID, WRONG, outcome, right
+    from misuse_loops import DOCUMENTED, GRID, WRONG, outcome, right
 
     torch.set_num_threads(1)
     random.seed(options.seed)
     torch.manual_seed(options.seed)
     logging.getLogger("mfopt").setLevel(logging.CRITICAL)
     wrong = {}
-    for name, loop in WRONG.items():
+    for name, loop in (WRONG | DOCUMENTED).items():
         wrong[name] = outcome(loop)
         print(f"{name}: {wrong[name]}", file=sys.stderr, flush=True)
     passed = [name for name, result in wrong.items() if result == "ended"]
+    documented = [name for name in passed if name in DOCUMENTED]
     draws = random.Random(options.seed)
     refused = {}
     for number in range(options.right):
@@ -47,12 +49,13 @@ def measured(options: Options) -> tuple[dict[str, Any], int]:
             print(f"{number}: {result}: {cell}", file=sys.stderr, flush=True)
     report = {
         "wrong_loops": len(wrong),
-        "passed": passed,
+        "passed": sorted(set(passed) - set(documented)),
+        "passed, documented": documented,
         "right_loops": options.right,
         "refused": refused,
         "wrong": wrong,
     }
-    return report, int(len(passed) > 1 or bool(refused))
+    return report, int(passed != documented or bool(refused))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import array
 import contextvars
+import copy
 import ctypes
+import dataclasses
 import functools
 import logging
 import os
@@ -26,15 +28,15 @@ sys.path.append(str(Path(__file__).parents[1]))
 import jax
 import jax.numpy as jnp
 import optax
+import test_jax_gradients as jax_tests
+import test_misuse_torch as torch_tests
 import torch
 from statements import stated
 from torch import nn
 from torch.nn import functional
 
-from mfopt import noise
 from mfopt.errors import FailureError, UsageError
 from mfopt.jax import PrivateRun as JaxRun
-from mfopt.noise.for_optax import add_noise
 from mfopt.sampling import BallsInBins, CyclicPoisson, Poisson
 from mfopt.strategies import BLT, BandedToeplitz, Identity
 from mfopt.torch import PrivateRun, make_private
@@ -77,19 +79,21 @@ def by_run(
     loss: Callable[..., Any] = lambda model, batch: functional.cross_entropy(
         model(batch[0]), batch[1]
     ),
+    before: Callable[..., Any] = lambda *_: None,
+    data: Any = None,
     **options: Any,
 ) -> None:
-    """The loop of ``PrivateRun``, with another batch in each step."""
+    """The loop of ``PrivateRun``; ``before(run, model, optimizer, batch, mean loss)`` a step."""
     model = model or network()
     run = PrivateRun(factorization(), RECORDS, 1.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run.attach(optimizer)
     for _ in range(3):
-        for x, y in run.loader(records(), **options):
+        for x, y in run.loader(data or records(), **options):
+            batch = change(x, y) if len(x) > 2 else (x, y)
+            mean_loss = run.backward(model, loss, batch) if len(x) else 0.0
             if len(x) > 2:
-                run.backward(model, loss, change(x, y))
-            elif len(x):
-                run.backward(model, loss, (x, y))
+                before(run, model, optimizer, (x, y), mean_loss)
             optimizer.step()
 
 
@@ -140,23 +144,6 @@ def with_neighbours(x: Any, y: Any) -> Any:
     return x + 0.5 * x[near], y
 
 
-def mixing_collate(batch: list[Any]) -> Any:
-    x, y = torch.utils.data.default_collate(batch)
-    return 0.5 * x + 0.5 * x.roll(1, 0), y
-
-
-def standardizing_collate(batch: list[Any]) -> Any:
-    x, y = torch.utils.data.default_collate(batch)
-    return (x - x.mean(0)) / x.std(0, correction=0).clamp(min=0.1), y
-
-
-def hashing_collate(batch: list[Any]) -> Any:
-    """Features of a vocabulary that each batch makes for itself."""
-    x, y = torch.utils.data.default_collate(batch)
-    ranks = x.argsort(0).argsort(0).float()
-    return ranks, y
-
-
 def swapped_by_the_loop() -> None:
     old: list[Any] = []
 
@@ -165,11 +152,6 @@ def swapped_by_the_loop() -> None:
         return old[0]
 
     by_run(change=change)
-
-
-def of_numpy(x: Any, y: Any) -> Any:
-    rows = x.numpy()
-    return torch.from_numpy((rows + rows.mean(0)).astype(np.float32)), y.clone().numpy() + 0 * y
 
 
 def another_loader() -> None:
@@ -202,10 +184,9 @@ BATCHES = {
     ),
     "the first batch in every step": swapped_by_the_loop,
     "a loader of the user's": another_loader,
-    "MixUp in collate_fn": lambda: by_opacus(collate_fn=mixing_collate),
-    "standardized in collate_fn": lambda: by_run(collate_fn=standardizing_collate),
-    "ranks in collate_fn": lambda: by_opacus(collate_fn=hashing_collate),
 }
+
+LOCAL = threading.local()
 
 # --- models that remember --------------------------------------------------------------------
 
@@ -228,14 +209,18 @@ def remembering(name: str, make: Callable[[], Callable[[float], float]]) -> None
     WRONG[f"a model with {name}"] = lambda: by_run(model_of(make()))
 
 
-def in_thread() -> Callable[[float], float]:
-    local = threading.local()
+def in_attribute_of(find: Callable[[], Any]) -> Callable[[], Callable[[float], float]]:
+    """Of what ``find()`` gives, which the model does not hold."""
 
-    def remember(size: float) -> float:
-        local.sum = getattr(local, "sum", 0.0) + size
-        return local.sum
+    def make() -> Callable[[float], float]:
+        def remember(size: float) -> float:
+            kept = find()
+            kept.size = getattr(kept, "size", 0.0) + size
+            return float(kept.size)
 
-    return remember
+        return remember
+
+    return make
 
 
 def in_context() -> Callable[[float], float]:
@@ -300,15 +285,6 @@ def in_environment() -> Callable[[float], float]:
     return remember
 
 
-def in_logger() -> Callable[[float], float]:
-    def remember(size: float) -> float:
-        logger = logging.getLogger("misuse")
-        logger.size = getattr(logger, "size", 0.0) + size  # type: ignore[attr-defined]
-        return logger.size  # type: ignore[attr-defined,no-any-return]
-
-    return remember
-
-
 def in_generator() -> Callable[[float], float]:
     generator = torch.Generator().manual_seed(0)
 
@@ -316,28 +292,6 @@ def in_generator() -> Callable[[float], float]:
         value = float(torch.rand(1, generator=generator))
         generator.manual_seed(int(1e6 * size))
         return value
-
-    return remember
-
-
-def in_class() -> Callable[[float], float]:
-    class Kept:
-        size = 0.0
-
-    def remember(size: float) -> float:
-        Kept.size += size
-        return Kept.size
-
-    return remember
-
-
-def in_module() -> Callable[[float], float]:
-    sys.modules["misuse_kept"] = kept = types.ModuleType("misuse_kept")
-    kept.size = 0.0  # type: ignore[attr-defined]
-
-    def remember(size: float) -> float:
-        sys.modules["misuse_kept"].size += size  # type: ignore[attr-defined]
-        return sys.modules["misuse_kept"].size  # type: ignore[attr-defined,no-any-return]
 
     return remember
 
@@ -355,17 +309,17 @@ def in_teacher() -> None:
 
 
 for name, make in {
-    "a value of the thread": in_thread,
+    "a value of the thread": in_attribute_of(lambda: LOCAL),
     "a context variable": in_context,
     "a database": in_database,
     "a queue": in_queue,
     "an array": in_array,
     "memory of C": in_memory,
     "an environment variable": in_environment,
-    "an attribute of a logger": in_logger,
+    "an attribute of a logger": in_attribute_of(lambda: logging.getLogger("misuse")),
     "a generator that data seeds": in_generator,
-    "an attribute of a class": in_class,
-    "a value in another module": in_module,
+    "an attribute of a class": in_attribute_of(lambda: Images),
+    "a value in another module": in_attribute_of(lambda: sys.modules["harness"]),
 }.items():
     remembering(name, make)
 
@@ -438,7 +392,9 @@ WRONG["a teacher that the loss moves"] = in_teacher
 # --- frameworks ------------------------------------------------------------------------------
 
 
-def by_trainer(collate: Any = None, compute_loss: Any = None, callbacks: Any = ()) -> Any:
+def by_trainer(
+    collate: Any = None, compute_loss: Any = None, callbacks: Any = (), **arguments: Any
+) -> Any:
     """``PrivateTrainer`` of transformers on the same records."""
     import transformers
 
@@ -457,7 +413,7 @@ def by_trainer(collate: Any = None, compute_loss: Any = None, callbacks: Any = (
         Model(),
         transformers.TrainingArguments(
             "out", num_train_epochs=3, max_grad_norm=1.0, use_cpu=True, save_strategy="no",
-            report_to="none", disable_tqdm=True, logging_strategy="no",
+            report_to="none", disable_tqdm=True, logging_strategy="no", **arguments,
         ),
         train_dataset=[{"x": x, "labels": y} for x, y in records()],
         factorization=factorization(),
@@ -554,14 +510,6 @@ def by_jax(
     return params
 
 
-def of_two_tasks(run: Any, params: Any, state: Any, batch: Any, t: int) -> Any:
-    one = jax.jit(lambda s: run.gradient(jax.grad(jax_loss), params, (X, Y), batch, s))
-    other = jax.jit(lambda s: run.gradient(jax.grad(jax_loss), params, (-X, Y), batch, s))
-    first, after = one(state)
-    second, _ = other(state)
-    return jax.tree.map(jnp.add, first, second), after
-
-
 def part_twice(run: Any, params: Any, state: Any, batch: Any, t: int) -> Any:
     for _ in range(2):
         for i in range(len(batch.units)):
@@ -571,70 +519,10 @@ def part_twice(run: Any, params: Any, state: Any, batch: Any, t: int) -> Any:
     return run.release(state)
 
 
-def by_past_sums(run: Any, params: Any, state: Any, batch: Any, t: int) -> Any:
-    """Momentum inside the gradient, from sums without noise."""
-
-    def function(params: Any, example: Any) -> Any:
-        grads = jax.grad(jax_loss)(params, example)
-        return jax.tree.map(lambda g, h: g + h, grads, HISTORY[-1])
-
-    mean, state = jax.jit(
-        lambda s: run.gradient(function, params, (X, Y), batch, s)
-    )(state)  # fmt: skip
-    rows = X[batch.units], Y[batch.units]
-    each = jax.vmap(jax.grad(jax_loss), (None, 0))(params, rows)
-    HISTORY.append(jax.tree.map(lambda g: g.mean(0), each))
-    return mean, state
-
-
-HISTORY = [jax.tree.map(jnp.zeros_like, PARAMS)]
-
-
 def standardized(run: Any, params: Any, state: Any, batch: Any, t: int) -> Any:
     rows = X[batch.units[batch.mask]]
     data = (X - rows.mean(0) if len(rows) else X), Y
     return run.gradient(jax.grad(jax_loss), params, data, batch, state)
-
-
-def restored_twice() -> Any:
-    import orbax.checkpoint
-
-    stream = noise.from_factorization(factorization(), clip_norm=1.0)
-    state, path = stream.init(PARAMS), Path("twice").absolute()
-    release = jax.jit(stream.release)
-    with noise.owner_only(), orbax.checkpoint.StandardCheckpointer() as checkpointer:
-        checkpointer.save(path, state)
-        checkpointer.wait_until_finished()
-        one, other = (checkpointer.restore(path, stream.init(PARAMS)) for _ in range(2))
-    release(PARAMS, one)
-    return release(jax.tree.map(jnp.ones_like, PARAMS), other)[0]
-
-
-def noise_in_a_branch() -> Any:
-    stream = noise.from_factorization(factorization(), clip_norm=1.0)
-    optimizer = optax.chain(add_noise(stream), optax.sgd(0.1))
-    state, changes = optimizer.init(PARAMS), PARAMS
-
-    @jax.jit
-    def step(sums: Any, state: Any, good: Any) -> Any:
-        """The update, taken back where the loss rose."""
-        changes, after = optimizer.update(sums, state)
-        return changes, jax.tree.map(lambda a, b: jnp.where(good, a, b), after, state)
-
-    for t in range(6):
-        sums = jax.tree.map(lambda p, t=t: p + t, PARAMS)
-        changes, state = step(sums, state, t % 2 == 0)
-    return changes
-
-
-def of_the_optimizer_copied() -> None:
-    import copy
-
-    model = network()
-    run = PrivateRun(factorization(), RECORDS, 1.0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    run.attach(optimizer)
-    copy.deepcopy({"model": model, "optimizer": optimizer})
 
 
 def kept_by_a_backward_hook() -> None:
@@ -656,14 +544,178 @@ WRONG |= {
     "transformers: a callback that adds gradients": raw_gradients,
     "Lightning: MixUp in a hook": lambda: by_lightning("on_after_batch_transfer", mixed_by_hook),
     "Lightning: features of the step before": lambda: by_lightning("training_step", last_features),
-    "JAX: two tasks with one state": lambda: by_jax(of_two_tasks),
     "JAX: a microbatch twice": lambda: by_jax(part_twice, microbatch=2),
-    "JAX: sums without noise in the gradient": lambda: by_jax(by_past_sums),
     "JAX: data standardized by the batch": lambda: by_jax(standardized),
-    "Orbax: a state restored twice": restored_twice,
-    "optax: an update that a condition takes back": noise_in_a_branch,
-    "a copy of the optimizer": of_the_optimizer_copied,
+    "a copy of the optimizer": lambda: by_run(before=lambda *parts: copy.deepcopy(parts[:3])),
     "a backward hook that keeps a number": kept_by_a_backward_hook,
+}
+
+
+# --- further ones: mixing operations by name, what is declared, what leaves the tensors ----------
+
+
+def mixing(name: str, x: Any) -> Any:
+    """Rows plus what an operation makes of all of them."""
+    return x + getattr(x, name)(dim=0)
+
+
+OPERATIONS = ["amax", "amin", "cumsum", "logsumexp", "norm", "softmax", "std", "var"]
+for name in OPERATIONS:
+    of_rows = functools.partial(mixing, name)
+    WRONG[f"{name} of a batch"] = functools.partial(
+        by_run, change=lambda x, y, f=of_rows: (f(x), y)
+    )
+    WRONG[f"{name} in collate_fn"] = functools.partial(
+        by_opacus,
+        collate_fn=lambda batch, f=of_rows: (
+            f(torch.stack([x for x, _ in batch])),
+            torch.stack([y for _, y in batch]),
+        ),
+    )
+    WRONG[f"{name} in a loss"] = functools.partial(
+        by_opacus, lambda scores, labels, f=of_rows: functional.cross_entropy(f(scores), labels)
+    )
+
+
+class Records(torch.utils.data.Dataset[Any]):
+    """Records that change from one to the next by ``change(number, what was kept, x)``."""
+
+    def __init__(self, change: Callable[..., Any]) -> None:
+        self.change, self.kept = change, torch.zeros(WIDTH)
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, number: int) -> Any:
+        x, y = records()[number]
+        changed, self.kept = self.change(self.kept, x)
+        return changed, y
+
+
+def ascended(run: Any, model: Any, optimizer: Any, batch: Any, mean_loss: Any) -> None:
+    """The first half of sharpness-aware minimization."""
+    loss = functional.cross_entropy(model(batch[0]), batch[1])
+    for p, gradient in zip(
+        model.parameters(), torch.autograd.grad(loss, [*model.parameters()]), strict=True
+    ):
+        p.data.add_(gradient, alpha=0.05)
+
+
+def another_layer(run: Any, model: Any, *_: Any) -> None:
+    model[2] = nn.Linear(8, CLASSES)
+
+
+def clipped_less(run: Any, *_: Any) -> None:
+    run.stream.clip_norm = 100.0
+
+
+def follow_loss(run: Any, model: Any, optimizer: Any, batch: Any, mean_loss: Any) -> None:
+    optimizer.param_groups[0]["lr"] = 0.1 * float(mean_loss)
+
+
+def taken_back(run: Any, model: Any, optimizer: Any, batch: Any, mean_loss: Any) -> None:
+    """Weights of the pass before, where the loss is high."""
+    if mean_loss > 1.1:
+        model.load_state_dict(STATES[-1])
+    STATES.append({name: p.clone() for name, p in model.state_dict().items()})
+
+
+STATES = [network().state_dict()]
+ALL, QUEUE = records().tensors[0], [torch.zeros(CLASSES)]
+
+
+def by_queue(model: Any, batch: Any) -> Any:
+    """Negatives from a queue of past outputs."""
+    scores = model(batch[0])
+    QUEUE.append(scores.detach()[0])
+    return functional.cross_entropy(scores, batch[1]) + (scores @ torch.stack(QUEUE).T).exp().mean()
+
+
+def of_means(run: Any, params: Any, state: Any, batch: Any, t: int) -> Any:
+    """Gradients of examples less their mean, given as those of examples."""
+    rows = X[batch.units], Y[batch.units]
+    each = jax.vmap(jax.grad(jax_loss), (None, 0))(params, rows)
+    return run.mean(jax.tree.map(lambda g: g - g.mean(0), each), batch, state)
+
+
+def by_public_mean(run: Any, params: Any, state: Any, batch: Any, t: int) -> Any:
+    def shifted(params: Any, example: Any, mean: Any) -> Any:
+        return jax_loss(params, (example[0] - mean, example[1]))
+
+    mean = X[batch.units].mean(0)
+    return run.gradient(jax.grad(shifted), params, (X, Y), batch, state, public=mean)
+
+
+def sums_by_hand(run: Any, params: Any, state: Any, batch: Any, t: int) -> Any:
+    state = dataclasses.replace(state, sums=jax.tree.map(lambda s: s + X.sum(), state.sums))
+    return run.gradient(jax.grad(jax_loss), params, (X, Y), batch, state)
+
+
+def models_with_one_state(run: Any, params: Any, state: Any, batch: Any, t: int) -> Any:
+    def mean(params: Any) -> Any:
+        return run.gradient(jax.grad(jax_loss), params, (X, Y), batch, state)[0]
+
+    return jax.vmap(mean)(jax.tree.map(lambda p: jnp.stack([p, p + 1]), params)), state
+
+
+def one_batch_in_a_scan(run: Any, params: Any, state: Any, batch: Any, t: int) -> Any:
+    def step(state: Any, _: Any) -> Any:
+        return run.gradient(jax.grad(jax_loss), params, (X, Y), batch, state)[::-1]
+
+    state, means = jax.lax.scan(step, state, None, length=2)
+    return jax.tree.map(lambda m: m.sum(0), means), state
+
+
+WRONG |= {
+    "an ascent by raw gradients": lambda: by_run(before=ascended),
+    "another layer in a run": lambda: by_run(before=another_layer),
+    "a clip norm set in a run": lambda: by_run(before=clipped_less),
+    "two steps for a batch": lambda: by_run(before=lambda r, m, optimizer, *_: optimizer.step()),
+    "a gradient for a batch twice": lambda: by_run(
+        before=lambda run, model, o, batch, _: run.backward(model, torch_tests.loss_of, batch)
+    ),
+    "two rows of each batch": lambda: by_run(change=lambda x, y: (x[:2], y[:2])),
+    "a rule for vmap that mixes": lambda: by_run(
+        nn.Sequential(nn.Linear(WIDTH, 4), torch_tests.identity(torch_tests.centred, torch.clone))
+    ),
+    "a queue of past outputs": lambda: by_run(loss=by_queue),
+    "each row twice": lambda: by_opacus(
+        change=lambda x, y: (x.repeat_interleave(2, 0), y.repeat_interleave(2)),
+    ),
+    "transformers: sums of two batches": lambda: by_trainer(gradient_accumulation_steps=2),
+    "Lightning: gradients of the user's": lambda: by_lightning(
+        "on_train_batch_end", lambda m, o, batch, _: m.training_step(batch, 0).backward()
+    ),
+    "JAX: models under vmap with one state": lambda: by_jax(models_with_one_state),
+    "JAX: one batch in a scan": lambda: by_jax(one_batch_in_a_scan),
+}
+WRONG |= {f"JAX: {name}": wrong for name, (wrong, _) in jax_tests.WRONG.items()}
+# what passes, as docs/sharp-edges.md says
+DOCUMENTED: dict[str, Callable[[], Any]] = {
+    "records standardized by all": lambda: by_run(
+        data=torch.utils.data.TensorDataset((ALL - ALL.mean(0)) / ALL.std(0), records().tensors[1])
+    ),
+    "records less a running mean": lambda: by_run(
+        data=Records(lambda kept, x: (x - kept, 0.9 * kept + 0.1 * x))
+    ),
+    "records mixed with the one before": lambda: by_run(
+        data=Records(lambda kept, x: (x + kept, x))
+    ),
+    "a loss that looks up other records": lambda: by_run(
+        loss=lambda m, b: functional.cross_entropy(m(b[0] - ALL[:4].mean(0)), b[1])
+    ),
+    "item() of a batch": lambda: by_run(change=lambda x, y: (x - x.mean().item(), y)),
+    "tolist() of a batch": lambda: by_run(change=lambda x, y: (x - max(x[:, 0].tolist()), y)),
+    "numpy() of a batch": lambda: by_run(change=lambda x, y: (x - float(x.numpy().mean()), y)),
+    "another class of a batch": lambda: by_run(
+        change=lambda x, y: (x - x.detach().as_subclass(torch.Tensor).mean(0), y)
+    ),
+    "a rate that follows the loss": lambda: by_run(before=follow_loss),
+    "weights taken back where the loss is high": lambda: by_run(before=taken_back),
+    "JAX: a batch's mean said to be public": lambda: by_jax(by_public_mean),
+    "JAX: centred gradients given as rows": lambda: by_jax(of_means),
+    "JAX: sums of a state by hand": lambda: by_jax(sums_by_hand),
+    "JAX: data standardized by the batch": WRONG.pop("JAX: data standardized by the batch"),
 }
 
 
