@@ -11,7 +11,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from statements import stated
 
@@ -157,21 +156,6 @@ def the_batches_of_another_run():
 
 
 @nan
-def a_state_that_a_skipped_step_takes_back():
-    loop, optimizer = Loop(), optax.apply_if_finite(optax.sgd(1.0), 3)
-    opt, means = optimizer.init(PARAMS), []
-    for t in range(1, 5):
-        batch, state = loop.batches[t], loop.state
-        mean, next_state = step(state, batch)
-        mean = jax.tree.map(lambda g, t=t: g * jnp.nan if t == 1 else g, mean)
-        _, opt = optimizer.update(mean, opt, PARAMS)
-        ok = opt.last_finite
-        loop.state = jax.tree.map(lambda b, a, ok=ok: jnp.where(ok, a, b), state, next_state)
-        means.append(mean)
-    return means
-
-
-@nan
 def a_step_past_the_last():
     loop = Loop(taken=10)
     final = jax.tree.map(lambda leaf: leaf + 0, loop.batches[9])
@@ -284,25 +268,24 @@ def a_file_of_half_a_step():
 # --- gradients ---------------------------------------------------------------------------------
 
 
+def step_of(change):
+    loop = Loop(taken=0)
+    RUN.mean(change(per_example(PARAMS, loop.batches[0].units)), loop.batches[0], loop.state)
+
+
 @refused("gradients = .*must be as the parameters")
 def a_sum_that_nobody_clipped():
-    loop = Loop(taken=0)
-    entry = per_example(PARAMS, loop.batches[0].units)
-    RUN.mean(jax.tree.map(lambda g: g.sum(0), entry), loop.batches[0], loop.state)
+    step_of(lambda gradients: jax.tree.map(lambda g: g.sum(0), gradients))
 
 
 @refused("gradients = .*structure of the parameters")
 def gradients_in_another_structure():
-    loop = Loop(taken=0)
-    entry = per_example(PARAMS, loop.batches[0].units)
-    RUN.mean([entry["b"], entry["w"]], loop.batches[0], loop.state)
+    step_of(lambda gradients: [gradients["b"], gradients["w"]])
 
 
 @refused("gradients = 'of whole numbers'")
 def gradients_of_whole_numbers():
-    loop = Loop(taken=0)
-    entry = per_example(PARAMS, loop.batches[0].units)
-    RUN.mean(jax.tree.map(lambda g: g.astype(int), entry), loop.batches[0], loop.state)
+    step_of(lambda gradients: jax.tree.map(lambda g: g.astype(int), gradients))
 
 
 @refused(r"data = \[\(11,\), \(12,\)\]: must have 12 rows")
@@ -321,18 +304,6 @@ def rows_of_empty_slots_are_full():
         per_example(PARAMS, batch.units),
     )
     return [RUN.mean(rows, batch, loop.state)[0]]
-
-
-@harmless
-def an_optimizer_that_leaves_out_steps():
-    loop = Loop()
-    optimizer = optax.MultiSteps(optax.apply_if_finite(optax.sgd(1.0), 3), 2)
-    opt, means = optimizer.init(PARAMS), []
-    for t in range(1, 5):
-        (mean,) = loop.go([loop.batches[t]])
-        _, opt = optimizer.update(mean, opt, PARAMS)  # what follows is post-processing
-        means.append(mean)
-    return means
 
 
 @refused("changes the parameters that it is given")

@@ -613,18 +613,6 @@ def test_a_module_that_gives_its_loss_takes_the_steps_of_the_loop():
         assert module(*data()[:2])["loss"].ndim == 0
 
 
-@pytest.mark.filterwarnings("ignore:.* has no rule for torch.vmap")
-def test_layers_without_a_rule_for_vmap_take_one_example_after_the_other():
-    class Masked(torch.nn.Module):
-        def forward(self, x):
-            return x if bool(x.isfinite().all()) else x * 0
-
-    model = torch.nn.Sequential(Masked(), network())
-    model, optimizer, loader = made_private(model)
-    epoch(model, optimizer, loader)
-    same(model, expected_path()[4])
-
-
 @pytest.mark.parametrize("period", [1, 2])
 def test_poisson_batches_are_drawn_by_the_loader(period):
     from mfopt import sampling, strategies

@@ -139,11 +139,6 @@ def whitened(x: Any, y: Any) -> Any:
     return x @ vectors, y
 
 
-def with_neighbours(x: Any, y: Any) -> Any:
-    near = (torch.cdist(x, x) + 1e3 * torch.eye(len(x))).argmin(1)
-    return x + 0.5 * x[near], y
-
-
 def swapped_by_the_loop() -> None:
     old: list[Any] = []
 
@@ -167,7 +162,6 @@ BATCHES = {
         change=lambda x, y: (x.argsort(0).argsort(0).float(), y)
     ),
     "whitened by the batch": lambda: by_opacus(change=whitened),
-    "neighbours of the batch": lambda: by_run(change=with_neighbours),
     "negatives of the batch": lambda: by_run(
         change=lambda x, y: (x, y, x.roll(1, 0)),
         loss=lambda m, b: functional.cross_entropy(m(b[0]) - m((*b, 0 * b[0])[2]), b[1]),
@@ -296,16 +290,23 @@ def in_generator() -> Callable[[float], float]:
     return remember
 
 
-def in_teacher() -> None:
-    """A moving average of the outputs' layer, which the loss moves by the batch."""
-    teacher = nn.Linear(WIDTH, CLASSES).requires_grad_(False)
+def in_frame() -> Callable[[float], float]:
+    def sums() -> Any:
+        total = 0.0
+        while True:
+            total += yield total
 
-    def loss(model: Any, batch: Any) -> Any:
-        with torch.no_grad():
-            teacher.bias.add_(0.1 * batch[0].mean())
-        return (model(batch[0]) - teacher(batch[0])).square().mean()
+    generator = sums()
+    next(generator)
+    return lambda size: float(generator.send(size))
 
-    by_run(loss=loss)
+
+def in_default() -> Callable[[float], float]:
+    def remember(size: float, memory: list[float] = [0.0]) -> float:  # noqa: B006
+        memory.append(size)
+        return memory[-2]
+
+    return remember
 
 
 for name, make in {
@@ -318,6 +319,8 @@ for name, make in {
     "an environment variable": in_environment,
     "an attribute of a logger": in_attribute_of(lambda: logging.getLogger("misuse")),
     "a generator that data seeds": in_generator,
+    "a frame of a generator": in_frame,
+    "a default argument": in_default,
     "an attribute of a class": in_attribute_of(lambda: Images),
     "a value in another module": in_attribute_of(lambda: sys.modules["harness"]),
 }.items():
@@ -340,11 +343,6 @@ def to_means_of_classes(scores: Any, labels: Any) -> Any:
     return (scores - means[labels]).square().mean()
 
 
-def soft_mining(scores: Any, labels: Any) -> Any:
-    losses = functional.cross_entropy(scores, labels, reduction="none")
-    return (losses.detach().softmax(0) * losses).sum()
-
-
 def covariance(scores: Any, labels: Any) -> Any:
     centred = scores - scores.mean(0, keepdim=True)
     return functional.cross_entropy(scores, labels) + (centred.T @ centred).square().sum()
@@ -360,34 +358,16 @@ def log_of_mean(scores: Any, labels: Any) -> Any:
     return losses.exp().mean().log()
 
 
-def undeclared_sum(scores: Any, labels: Any) -> Any:
-    return functional.cross_entropy(scores, labels, reduction="sum")
-
-
-def over_a_fixed_number(scores: Any, labels: Any) -> Any:
-    return functional.cross_entropy(scores, labels, reduction="sum") / 6.5
-
-
-def by_class(scores: Any, labels: Any) -> Any:
-    weights = scores.new_tensor([1.0, 2.0, 3.0])
-    return functional.cross_entropy(scores, labels, weight=weights)
-
-
 LOSSES = {
-    "a sum that is not declared": undeclared_sum,
-    "a sum over a fixed number": over_a_fixed_number,
-    "a mean with weights of classes": by_class,
     "a ranking of pairs": ranking,
     "weights by frequency in the batch": by_frequency,
     "distance to means of classes": to_means_of_classes,
-    "softly the hardest": soft_mining,
     "a penalty of the covariance": covariance,
     "losses below the median": trimmed,
     "the logarithm of a mean": log_of_mean,
 }
 WRONG |= {f"batches: {name}": wrong for name, wrong in BATCHES.items()}
 WRONG |= {f"a loss by {name}": functools.partial(by_opacus, loss) for name, loss in LOSSES.items()}
-WRONG["a teacher that the loss moves"] = in_teacher
 
 # --- frameworks ------------------------------------------------------------------------------
 
