@@ -322,7 +322,7 @@ for name, make in {
     "a frame of a generator": in_frame,
     "a default argument": in_default,
     "an attribute of a class": in_attribute_of(lambda: Images),
-    "a value in another module": in_attribute_of(lambda: sys.modules["harness"]),
+    "a value in another module": in_attribute_of(lambda: sys.modules["statements"]),
 }.items():
     remembering(name, make)
 
