@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import contextvars
 import copy
 import ctypes
@@ -228,12 +229,11 @@ def in_context() -> Callable[[float], float]:
 
 
 def in_database() -> Callable[[float], float]:
-    base = sqlite3.connect(":memory:")
-    base.execute("create table kept (size real)")
-
     def remember(size: float) -> float:
-        base.execute("insert into kept values (?)", (size,))
-        return base.execute("select sum(size) from kept").fetchone()[0]
+        with contextlib.closing(sqlite3.connect("kept", isolation_level=None)) as base:
+            base.execute("create table if not exists kept (size real)")
+            base.execute("insert into kept values (?)", (size,))
+            return float(base.execute("select sum(size) from kept").fetchone()[0])
 
     return remember
 
