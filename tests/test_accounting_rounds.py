@@ -11,7 +11,7 @@ from test_accounting_linear import one_round
 
 from mfopt.accounting import Mechanism, account, loss_distribution
 from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.loss_distribution import Composition
+from mfopt.accounting.loss_distribution import Composition, distribution
 from mfopt.accounting.loss_distribution.mixture import Mixture, Resolution
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile, smallest_epsilon
 from mfopt.errors import FailureError
@@ -280,11 +280,30 @@ def test_an_epsilon_whose_delta_is_no_number_is_none(nearby):
     assert smallest_epsilon(Stubbed(lambda e: False), -12.0, nearby) == pytest.approx(12.0)
 
 
+@pytest.mark.parametrize(
+    ("probability", "rounds", "sigma"), [(1e-4, 10**7, 0.6), (1e-4, 10**7, 1.0), (0.01, 10**6, 8.0)]
+)
+def test_both_ends_of_millions_of_rounds_meet(probability, rounds, sigma):
+    """Where most losses are at the edge of their law, a grid that is shifted at random drops a
+    share of P in every round, of which millions of rounds leave nothing."""
+    profile = RoundsProfile(Mixture.binomial(1, probability), rounds, sigma)
+    epsilon = profile.epsilon(1e-5)
+    assert epsilon * (1 - 1e-3) < profile.epsilon_below(1e-5, epsilon) < epsilon
+
+
+def test_points_of_a_sparse_grid_are_on_the_grid_and_cover_it():
+    index = distribution._sparse_index(-5000, 100_000, 16)
+    assert index[0] <= -5000 and index[-1] >= 100_000
+    gaps = np.diff(index)
+    assert np.all(gaps[np.abs(index[:-1]) < 15] == 1) and np.all(gaps & (gaps - 1) == 0)
+    assert np.all(gaps <= 2 + np.abs(index[:-1]) / 8)
+
+
 def test_rounds_whose_losses_are_all_beyond_floats_have_no_lower_bound():
-    profile = RoundsProfile(Mixture.binomial(1, 0.3), 100, 1e-3)
+    profile = RoundsProfile(Mixture.binomial(1, 0.3), 100, 1e-6)
     with pytest.raises(FailureError, match="beyond numerical range"):
         profile.log_delta_below(1.0)
-    guarantee = account(Mechanism(Poisson(0.3, 100)), noise_multiplier=1e-3, epsilon=1.0)
+    guarantee = account(Mechanism(Poisson(0.3, 100)), noise_multiplier=1e-6, epsilon=1.0)
     assert guarantee.delta == 1.0
 
 

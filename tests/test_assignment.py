@@ -144,6 +144,8 @@ def test_a_pair_from_below_is_dominated_and_near(bins, sigma, add):
         (FreshBins(8, 4), {"noise_multiplier": 1.1, "delta": 1e-6}),
         (FreshBins(4, 2), {"noise_multiplier": 2.0, "epsilon": 1.0}),
         (FreshBins(16, 8), {"epsilon": 2.0, "delta": 1e-5}),
+        # rare large losses that one transform of all bins rounds away
+        (FreshBins(1000, 10), {"noise_multiplier": 0.8167, "delta": 1e-10}),
     ],
 )
 def test_an_account_of_independent_noise_is_exact(scheme, question):

@@ -245,7 +245,7 @@ class AllocationProfile(Profile):
             excess, deficit = share * width, (mass - share) * width
             if direction == "add":
                 excess, deficit = deficit[::-1], excess[::-1]
-            upward, _ = distribution.upward(excess, deficit, int(np.argmax(excess + deficit)))
+            upward = distribution.upward(excess, deficit, int(np.argmax(excess + deficit)))
             upper = mass * (1 - upward[::-1] if direction == "add" else upward)
         total = np.zeros(point.size)
         total[1:] += upper
@@ -262,14 +262,14 @@ class AllocationProfile(Profile):
         under_p, under_q = self.chances_beyond(log_cut)
         return np.maximum(under_p - np.exp(epsilons) * under_q, 0.0), 1e-13 * under_p
 
-    def chances_beyond(self, log_cut: float) -> tuple[float, float]:
-        """P- and Q-mass of the outcomes in which some X_i is above e^``log_cut``."""
+    def chances_beyond(self, log_cut: Any) -> tuple[Any, Any]:
+        """P- and Q-mass of the outcomes in which some X_i is above e^``log_cut``, its shape."""
         root = math.sqrt(self.gram)
         z = (log_cut + self.gram / 2) / root
         tail_q, tail_p = scipy.special.ndtr(-z), scipy.special.ndtr(root - z)
         with np.errstate(divide="ignore"):  # a tail of 1 is the whole law
             in_p, in_q = np.log1p(-tail_p), np.log1p(-tail_q)
-        return -math.expm1(in_p + (self.bins - 1) * in_q), -math.expm1(self.bins * in_q)
+        return -np.expm1(in_p + (self.bins - 1) * in_q), -np.expm1(self.bins * in_q)
 
 
 def linear_part(bins: int, gram: float) -> tuple[float, float]:

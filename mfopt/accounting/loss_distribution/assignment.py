@@ -52,7 +52,9 @@ _LARGEST_LOSS = 300.0
 _NEIGHBOURS = 16
 _ALONE = 4.0  # loss
 _MERGED = 1 / 8  # of the grid's spacing
-_FAR_ROUNDING = 1e-12  # relative, of tails in closed form
+_LOG_RARE = math.log(1e-8)  # Q-mass of outcomes whose largest lognormal alone is counted
+_FAR_STEP = 1e-3  # the least width of their cells, in log: differences of tails keep their digits
+_FAR_ROUNDING = 1e-9  # relative, of tails in closed form
 _CLEAR = 4.0  # times its error, a mass that a lower bound counts
 
 
@@ -134,12 +136,18 @@ class BinAssignment(Round):
         add: bool,
         rounds: int,
     ) -> LossDistribution:
-        # of the sum of the lognormals by cells: Λ is its value, known, over b
+        # of the sum of the lognormals by cells: Λ is its value, known, over b; where the largest of
+        # them is beyond a cut, of that one by cells: a transform rounds such masses away
         high = _reach(self.bins, noise_multiplier, resolution.log_tail)[1]
         top = self.bins * math.exp(min(high, resolution.ends[1], _LARGEST_LOSS))
-        width = max(_PART * step * math.sqrt(self.bins), top / _MOST_CELLS_BELOW)
         profile = AllocationProfile(self.bins, noise_multiplier**-2)
-        single = profile._one(top, width, "add" if add else "remove", True)
+        rare = (
+            -float(scipy.special.ndtri_exp(_LOG_RARE - math.log(self.bins)))
+            - 0.5 / noise_multiplier
+        )
+        cut = top if add else min(top, math.exp(min(rare / noise_multiplier, 700.0)))
+        width = max(_PART * step * math.sqrt(self.bins), cut / _MOST_CELLS_BELOW)
+        single = profile._one(cut, width, "add" if add else "remove", True)
         composed = Composition(((single, self.bins),)).convolve(0.0)
         ratio = (composed.step / self.bins) * np.abs(composed.start + np.arange(composed.law.size))
         positive = ratio > 0
@@ -156,12 +164,15 @@ class BinAssignment(Round):
         kept = q > _CLEAR * error
         # no more than there is under the law that gains from them, no less under the other
         masses = (q - error, p + in_p) if add else (p - in_p, q + error)
-        # a larger X decides alone; one against a small Λ is left out
-        far = (0.0, 0.0) if add else profile.chances_beyond(math.log(top))
-        mass_p = np.append(masses[0][kept], far[0] * (1 - _FAR_ROUNDING))
-        mass_q = np.append(masses[1][kept], far[1] * (1 + _FAR_ROUNDING))
-        centre = distribution.balanced_loss(step, mass_p, mass_q)
-        return distribution.from_below(step, mass_p, mass_q, centre, rounds)
+        # one against a small Λ is left out
+        cuts = np.linspace(
+            math.log(cut), math.log(top), math.ceil(math.log(top / cut) / max(step, _FAR_STEP)) + 1
+        )
+        beyond = (np.zeros(1), np.zeros(1)) if add else profile.chances_beyond(cuts)
+        far_p, far_q = (-np.diff(chances, append=0.0) for chances in beyond)
+        mass_p = np.append(masses[0][kept], far_p * (1 - _FAR_ROUNDING))
+        mass_q = np.append(masses[1][kept], far_q * (1 + _FAR_ROUNDING))
+        return distribution.from_below(step, mass_p, mass_q, rounds)
 
 
 def _kinks(

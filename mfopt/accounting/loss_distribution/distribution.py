@@ -14,22 +14,23 @@ import dataclasses
 import functools
 import math
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import scipy
 
 from mfopt._runtime import _check
+from mfopt.accounting import solve
 
 LARGEST_WINDOW = 1 << 23
 MASS_ACCURACY = 1e-13  # relative, of one round; counted once a round on the private side
 # Masses below this are no longer accurate (close to the smallest normal float).
 _FAINT = 1e-290
-_UNSEEN = 1e-8  # share of all outcomes that may be dropped without showing in a lower bound
-_SHIFTS = (1e-3, 1 / 64, 1 / 8, 7 / 16)  # of a grid, at which it is tried
-_MENDED = 0.1  # share of what was dropped at first that is worth no more search
-_LARGE = 1e4  # the largest factor in a recursion's composed steps
-# the steepest map that is composed with as many steps as this: no product is above 1e232
-_STEEP, _UNSCALED = 1e100, 32
+# points next to the centre of a grid that are all used in a lower bound: at least, and of a round
+# that is alone
+_DENSE, _DENSE_ALONE = 1 << 13, 1 << 20
+_UNSEEN = 1e-5  # share of all outcomes that may be dropped without showing in a lower bound
+_SHIFTS = np.arange(8) / 8  # of a grid, at which it is tried
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +114,11 @@ def from_cells(
 
 
 def from_below(
-    step: float, mass_p: np.ndarray, mass_q: np.ndarray, offset: float = 0.0, rounds: int = 1
+    step: float,
+    mass_p: np.ndarray,
+    mass_q: np.ndarray,
+    rounds: int = 1,
+    recut: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None,
 ) -> LossDistribution:
     """A discrete pair on the grid that (P, Q) dominates: the other end of the bracket.
 
@@ -123,126 +128,107 @@ def from_below(
     dropped, which again only takes away. The last cell is kept apart: outcomes with a round in it
     are all taken as evidence for P, as if the loss were infinite, but for the Q-mass they have.
 
+    The grid is shifted so that next to no P-mass is dropped. Where the losses are at few points,
+    one of them is where the likeliest balance; else the shift is searched for.
+
     Args:
       step: grid spacing.
       mass_p, mass_q: shape (J,), P- and Q-mass of the cells.
-      offset: a point of the grid, or of one that loses more to it.
       rounds: compositions that are to lose little.
+      recut: the masses of cells that end at losses, increasing; None where there are no others.
     """
-    # a Q-mass below all floats is not none: at a large ε it counts for more than P's
-    top_p, top_q = float(mass_p[-1]), max(float(mass_q[-1]), sys.float_info.min)
-    offset = _balanced_grid(step, mass_p, mass_q, offset, _UNSEEN / rounds)
-    mass, _, loss = _known(mass_p[:-1], mass_q[:-1])
-    start, total, _ = _shared(step, mass, loss, offset)
-    kept = np.flatnonzero(total > _FAINT)
-    if not kept.size:
-        raise _beyond_range()
-    return LossDistribution(step, kept + start, total[kept], top_p, 0.0, offset, top_q)
+    mass, loss = _resolved(mass_p[:-1], mass_q[:-1])
+    centre = _balanced_loss(step, mass, loss)
+    reach = (loss - centre) / step
+    dense = max(_DENSE, _DENSE_ALONE // rounds)
+    index = _sparse_index(math.floor(reach.min()) - 2, math.ceil(reach.max()) + 2, dense)
+    by_lost: dict[float, LossDistribution] = {}
 
-
-def _balanced_grid(
-    step: float, mass_p: np.ndarray, mass_q: np.ndarray, offset: float, enough: float = 0.0
-) -> float:
-    """A point of the grid, for :func:`from_below`, with which next to no P-mass is dropped.
-
-    What :func:`balanced_loss` gives is good where the losses are at few points of the grid, and
-    any point where they are at very many. What is dropped changes its sign with the shift of the
-    grid here, as it is in want of what is above the likeliest point or of what is below.
-
-    Args:
-      step, mass_p, mass_q: as for :func:`from_below`.
-      offset: where to begin.
-      enough: share of the P-mass that may be dropped without a search for a better point.
-    """
-    mass, _, loss = _known(mass_p[:-1], mass_q[:-1])
-    whole = float(mass.sum())
-    enough = max(enough, MASS_ACCURACY)
-
-    @functools.cache
     def dropped(shift: float) -> float:
-        _, total, imbalance = _shared(step, mass, loss, offset + shift * step)
-        lost = whole - float(total.sum())
-        return math.copysign(lost, imbalance) if lost > enough * whole else 0.0
+        offset = centre + shift * step
+        points = offset + step * index
+        masses = (mass_p, mass_q) if recut is None else recut(points)
+        mass, loss = _resolved(masses[0][:-1], masses[1][:-1])
+        total = _shared(points, mass, loss)
+        kept = total > _FAINT
+        # a Q-mass below all floats is not none: at a large ε it counts for more than P's
+        top = float(masses[0][-1]), 0.0, offset, max(float(masses[1][-1]), sys.float_info.min)
+        lost = float(mass.sum()) - float(total.sum())
+        by_lost.setdefault(lost, LossDistribution(step, index[kept], total[kept], *top))
+        return lost
 
-    tried = [0.0]
-    # it mostly grows with the shift, and jumps where a cell passes a point
-    side = -1.0 if dropped(0.0) > 0 else 1.0
-    for direction in (side, -side):
-        inner = 0.0
-        for outer in _SHIFTS:
-            if min(abs(dropped(shift)) for shift in tried) <= _MENDED * abs(dropped(0.0)):
-                break
-            tried.append(direction * outer)
-            if dropped(inner) * dropped(direction * outer) < 0:
-                ends = sorted((inner, direction * outer))
-                # about where it changes its sign, in few evaluations
-                root, _ = scipy.optimize.brentq(
-                    dropped, *ends, xtol=1e-7, maxiter=12, full_output=True, disp=False
-                )
-                tried.append(float(root))
-            inner = direction * outer
-    return offset + step * min(tried, key=lambda shift: abs(dropped(shift)))
+    enough = max(_UNSEEN / rounds, MASS_ACCURACY) * mass.sum()
+    if all(dropped(shift) > enough for shift in _SHIFTS) and recut:
+        shift = (by_lost[min(by_lost)].offset - centre) / step
+        solve.lowest(dropped, shift - _SHIFTS[1], shift + _SHIFTS[1], width=1e-6)
+    best = by_lost[min(by_lost)]
+    if not best.index.size:
+        raise _beyond_range()
+    return best
 
 
-def _known(mass_p: np.ndarray, mass_q: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(P-mass, Q-mass, loss) of the cells whose loss floats can tell, if there are such."""
+def _sparse_index(low: int, high: int, dense: int) -> np.ndarray:
+    """Indices of points from ``low`` to ``high`` or beyond: all within ``dense`` of 0, then twice
+    as far apart with every doubling of the distance.
+    """
+    reach, above = dense, [np.arange(dense)]
+    while reach <= max(high, -low):
+        above.append(np.arange(reach, 2 * reach, 2 * reach // dense))
+        reach *= 2
+    half = np.append(np.concatenate(above), reach)
+    index = np.concatenate([-half[:0:-1], half])
+    first, last = np.searchsorted(index, low, "right") - 1, np.searchsorted(index, high)
+    return index[first : last + 1]
+
+
+def _resolved(mass_p: np.ndarray, mass_q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(P-mass, loss) of the cells whose loss floats can tell, if there are such."""
     kept = (mass_p > _FAINT) & (mass_q > _FAINT)
     if not kept.any():
         raise _beyond_range()
-    mass_p, mass_q = mass_p[kept], mass_q[kept]
-    return mass_p, mass_q, np.log(mass_p) - np.log(mass_q)
+    return mass_p[kept], np.log(mass_p[kept]) - np.log(mass_q[kept])
 
 
-def _shared(
-    step: float, mass_p: np.ndarray, loss: np.ndarray, offset: float
-) -> tuple[int, np.ndarray, float]:
-    """(index of the first point, P-mass at each point, see :func:`upward`)."""
-    loss = loss - offset
-    index = np.floor(loss / step).astype(np.int64)
-    start = int(index.min())
-    size = int(index.max()) - start + 2
-    if size > LARGEST_WINDOW:
-        raise _check.FailureError(f"one round spans {size * step:.3g}, too wide for {step:.3g}")
-    place = index - start
+def _shared(points: np.ndarray, mass_p: np.ndarray, loss: np.ndarray) -> np.ndarray:
+    """P-mass at each point; cells whose loss is beyond the outer ones are left out."""
+    size, inside = points.size, (loss >= points[0]) & (loss < points[-1])
+    mass_p, loss = mass_p[inside], loss[inside]
+    place = np.searchsorted(points, loss, side="right") - 1
     mass = np.bincount(place, mass_p, size)
-    excess = np.bincount(place, mass_p * -np.expm1(index * step - loss), size)
+    excess = np.bincount(place, mass_p * -np.expm1(points[place] - loss), size)
     with np.errstate(over="ignore"):
-        deficit = np.bincount(place, mass_p * np.expm1((index + 1) * step - loss), size)
-    share, imbalance = upward(
-        np.maximum(excess, 0.0), np.maximum(deficit, 0.0), int(np.argmax(mass))
-    )
+        deficit = np.bincount(place, mass_p * np.expm1(points[place + 1] - loss), size)
+    share = upward(np.maximum(excess, 0.0), np.maximum(deficit, 0.0), int(np.argmax(mass)))
     total = (1 - share) * (mass - excess)
     with np.errstate(invalid="ignore"):
         total[1:] += share[:-1] * (mass + deficit)[:-1]
     # where a spacing is beyond floats its mass is dropped, which only takes away
-    return start, np.nan_to_num(total, nan=0.0, posinf=0.0), imbalance
+    return np.nan_to_num(total, nan=0.0, posinf=0.0)
 
 
 def _beyond_range() -> _check.FailureError:
     return _check.FailureError("all losses of a round are beyond numerical range; use more noise")
 
 
-def balanced_loss(step: float, mass_p: np.ndarray, mass_q: np.ndarray) -> float:
+def _balanced_loss(step: float, mass: np.ndarray, loss: np.ndarray) -> float:
     """The grid point at which the likeliest losses, up to a spacing away, balance.
 
     A grid through it keeps them at one point: what is above covers what is below.
     """
-    mass_p, mass_q, loss = _known(mass_p, mass_q)
     rounded = np.round(loss / step).astype(np.int64)
     lowest = rounded.min()
-    centre = float(lowest + np.argmax(np.bincount(rounded - lowest, mass_p))) * step
+    centre = float(lowest + np.argmax(np.bincount(rounded - lowest, mass))) * step
     for _ in range(20):
         close = np.abs(loss - centre) < step
-        centre = float(np.log(mass_p[close].sum()) - np.log(mass_q[close].sum()))
+        centre = -math.log(np.average(np.exp(-loss[close]), weights=mass[close]))
     return centre
 
 
-def upward(excess: np.ndarray, deficit: np.ndarray, mode: int) -> tuple[np.ndarray, float]:
+def upward(excess: np.ndarray, deficit: np.ndarray, mode: int) -> np.ndarray:
     """Share of each interval's mass that goes to its upper grid point, shape (N,).
 
     At point k the excess (1 - α_k) e_k from above must cover the deficit α_{k-1} d_{k-1} from
     below. Equality is a recursion that is stable towards the mode, from either side.
-    Also returned is by how much the two recursions differ where they meet.
     """
     above, below = excess[1:], deficit[:-1]
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -259,50 +245,17 @@ def upward(excess: np.ndarray, deficit: np.ndarray, mode: int) -> tuple[np.ndarr
     # once; 1 - share is known to its rounding, far below the masses' own
     covered = np.where(below > 0, (1 - share[1:] + 1e-15) * room, 1.0)
     share[:-1] = np.minimum(share[:-1], covered)
-    # without the cuts at the mode: of one sign where some is dropped there, else of the other
-    covered_there = 1.0 - (forward[-2] * demand[mode - 1] if mode else 0.0)
-    room_there = (1.0 - backward[1]) * room[mode] if mode < room.size else 0.0
-    return share, float(covered_there - room_there)
+    return share
 
 
 def _clipped(constant: np.ndarray, factor: np.ndarray, limits: np.ndarray) -> np.ndarray:
-    """x_k = c_k - f_k x_{k-1}, cut to [0, m_k], from x_{-1} = 0; all of shape (N,), f_k >= 0.
-
-    Such steps compose to others of their kind: an affine map, cut. So blocks of them are composed
-    side by side, then followed from block to block, then gone through side by side again.
-    """
-    # a step of all blocks takes as long to begin as going on through some thirty of them
-    steps = max(math.isqrt(constant.size // 32), 4)
-    blocks = -(-constant.size // steps)
-    short = blocks * steps - constant.size
-    c, f, m = (
-        np.ascontiguousarray(np.append(part, np.zeros(short)).reshape(blocks, steps).T)
-        for part in (constant, factor, limits)
-    )
-    low, high = np.zeros(blocks), np.ones(blocks)
-    offset, slope = np.zeros(blocks), np.ones(blocks)
-    # large factors lead to an end of the range in any case
-    composed = zip(np.minimum(c, _LARGE), np.minimum(f, _LARGE), m, strict=True)
-    for row, (up, factors, top) in enumerate(composed):
-        if row % _UNSCALED == 0:
-            # many of them overflow; so steep a map, made less steep, is cut where it was
-            grown = np.maximum(np.maximum(np.abs(offset), np.abs(slope)) / _STEEP, 1.0)
-            offset, slope = offset / grown, slope / grown
-        offset, slope = up - factors * offset, -factors * slope
-        low, high = (
-            np.minimum(np.maximum(up - factors * high, 0.0), top),
-            np.minimum(np.maximum(up - factors * low, 0.0), top),
-        )
-    x, starts = 0.0, []
-    for constant_part, factors, bottom, top in zip(
-        *(a.tolist() for a in (offset, slope, low, high)), strict=True
-    ):
-        starts.append(x)
-        x = min(max(constant_part + factors * x, bottom), top)
-    result, value = np.empty_like(c), np.array(starts)
-    for row, (up, factors, top) in enumerate(zip(c, f, m, strict=True)):
-        value = np.minimum(np.maximum(up - factors * value, 0.0), top, out=result[row])
-    return result.T.ravel()[: constant.size]
+    """x_k = c_k - f_k x_{k-1}, cut to [0, m_k], from x_{-1} = 0; all of shape (N,), f_k >= 0."""
+    x, result = 0.0, []
+    for c, f, m in zip(constant.tolist(), factor.tolist(), limits.tolist(), strict=True):
+        x = c - f * x
+        x = 0.0 if x < 0 else min(x, m)
+        result.append(x)
+    return np.array(result)
 
 
 def from_atoms(

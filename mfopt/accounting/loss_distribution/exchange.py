@@ -227,8 +227,7 @@ class ReplacementRound(Round):
         cells = math.ceil(min((high - low) / resolution.spacing, 2 * _MOST_CELLS))
         borders = np.concatenate([[-math.inf], np.linspace(low, high, cells + 1), [math.inf]])
         mass_p, mass_q = pair.masses(borders, noise_multiplier)
-        centre = distribution.balanced_loss(step, mass_p, mass_q)
-        return distribution.from_below(step, mass_p, mass_q, centre, rounds)
+        return distribution.from_below(step, mass_p, mass_q, rounds)
 
 
 @dataclasses.dataclass(frozen=True)

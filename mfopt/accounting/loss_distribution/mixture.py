@@ -326,21 +326,19 @@ class Mixture(Round):
         add: bool,
         rounds: int,
     ) -> LossDistribution:
-        # cells end where the loss is a grid point
         mixture = self.cut(resolution.log_tail)
-        borders = mixture.borders(noise_multiplier, resolution)
-        mass_p, mass_q = mixture.masses(noise_multiplier, borders)
-        loss = mixture.loss(borders[1:-1], noise_multiplier)
-        centre = distribution.balanced_loss(step, mass_p, mass_q)
-        # the grid passes through the centre
-        ends = math.ceil((loss[0] - centre) / step), math.floor((loss[-1] - centre) / step)
-        points = centre + step * np.arange(ends[0], ends[1] + 1)
-        z = np.interp(points, loss, borders[1:-1])
-        borders = np.concatenate([[-math.inf], np.unique(z), [math.inf]])
-        mass_p, mass_q = mixture.masses(noise_multiplier, borders)
-        if add:
-            mass_p, mass_q, centre = mass_q[::-1], mass_p[::-1], -centre
-        return distribution.from_below(step, mass_p, mass_q, centre, rounds)
+        z = mixture.borders(noise_multiplier, resolution)
+        loss = mixture.loss(z[1:-1], noise_multiplier)
+
+        def cells(borders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            mass_p, mass_q = mixture.masses(noise_multiplier, borders)
+            return (mass_q[::-1], mass_p[::-1]) if add else (mass_p, mass_q)
+
+        def recut(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            inner = np.interp(-points[::-1] if add else points, loss, z[1:-1])
+            return cells(np.concatenate([[-math.inf], np.unique(inner), [math.inf]]))
+
+        return distribution.from_below(step, *cells(z), rounds, recut)
 
     def borders(self, noise_multiplier: float, resolution: Resolution) -> np.ndarray:
         """Borders of cells of z, shape (J + 1,), the first and the last infinite."""
