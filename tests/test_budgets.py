@@ -31,7 +31,7 @@ NODES = {
     "mfopt/strategies": 15_882,
     "mfopt/testing": 9_722,
     "mfopt/torch": 19_481,
-    "mfopt/training": 68_080,
+    "mfopt/training": 67_900,
     "cli": 29_270,
     "tests": 304_700,
 }

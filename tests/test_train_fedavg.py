@@ -199,8 +199,7 @@ def test_a_report_is_verified_and_a_better_one_is_not(data, tmp_path) -> None:  
     facts = json.loads((tmp_path / "run" / "privacy-report.json").read_text())
     assert facts["clipping"]["sensitivity"] == 1.0
     assert done["privacy"]["guarantee"]["privacy_unit"] == "user"
-    lies = [{"estimator": "clipped"}, {"sensitivity": 0.5}]
-    verified(facts, [{"clipping": facts["clipping"] | lie} for lie in lies])
+    verified(facts, [{"clipping": facts["clipping"] | {"sensitivity": 0.5}}])
     # a run that was stopped goes on, and with other local steps it does not
     variant = dataclasses.replace(settings, local_epochs=1)
     with pytest.raises(UsageError, match="settings"):

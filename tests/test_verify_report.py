@@ -69,12 +69,6 @@ def test_an_honest_report_holds_and_a_better_one_does_not(data, tmp_path, change
         lies.append({"guarantee": guarantee | {"status": status}})
     actual = verified(facts, filter(None, lies))
     assert actual.claims
-    # what version 0.2 wrote beside it, where it says nothing
-    former = facts["sampling"] | {"batch_size": None, "truncation": None}
-    words = [text.replace("plots", "TensorBoard events, plots") for text in facts["not_covered"]]
-    assert verification.verify(facts | {"sampling": former, "not_covered": words}).holds
-    with pytest.raises(UsageError, match="older versions only"):
-        verification.verify(facts | {"sampling": former | {"batch_size": 6}})
     # a rate that says more, or that an older version wrote with less
     rate = facts.pop("learning_rate")
     for other in (rate | {"note": "private"}, {"value": 0.1}, None):
@@ -218,7 +212,7 @@ def test_the_command_line(data, tmp_path):  # noqa: F811
     wrong = runner.invoke(command, [str(path), "--quiet"])
     assert wrong.exit_code == 1 and "noise against signal" in wrong.stderr
     rng = np.random.default_rng(0)
-    for content in ("", "[]", "{}", '{"format": 2}', json.dumps(facts | {"sampling": 3})):
+    for content in ("", "[]", "{}", '{"format": 3}', json.dumps(facts | {"sampling": 3})):
         path.write_text(content)
         bad = runner.invoke(command, [str(path), "--quiet"])
         assert bad.exit_code == 2 and "report" in bad.stderr, content

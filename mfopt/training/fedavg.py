@@ -43,9 +43,7 @@ class FedAvg(Clipping):
         _check.integer("weight_cap", self.weight_cap, at_least=0)
 
     def describe(self) -> JsonObject:
-        # the only one since version 0.3, of two
-        facts = {"algorithm": "fedavg", **super().describe(), "estimator": "fixed"}
-        return facts | {"sensitivity": self.sensitivity}
+        return {"algorithm": "fedavg", **super().describe(), "sensitivity": self.sensitivity}
 
 
 def clipping_of(description: JsonObject) -> Clipping:
@@ -53,8 +51,7 @@ def clipping_of(description: JsonObject) -> Clipping:
     facts = dict(description)
     if facts.pop("algorithm", None) != "fedavg":
         return Clipping(**description)
-    for name in ("sensitivity", "estimator"):  # the report's are compared with those that follow
-        facts.pop(name)
+    facts.pop("sensitivity")  # the report's is compared with the one that follows
     return FedAvg(**facts)
 
 

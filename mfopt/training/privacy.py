@@ -32,7 +32,7 @@ from mfopt.workloads import PrefixSums, ToeplitzWorkload
 # models still learn at 1 (noise spreads over all directions, the signal over few).
 HOPELESS = 10.0
 SMALL = 1000  # units whose number one of them changes by 0.1% or more
-REPORT_FORMAT = 2
+REPORT_FORMAT = 3
 _MOST_NUMBERS = 20_000  # of C in a report; a larger one is in its factorization file
 
 
@@ -227,11 +227,10 @@ def fitted_rate(execution: Execution, optimizer: str, **settings: float) -> floa
     return fitting_rate(optimizer, noises, steps=execution.iterations, **settings)
 
 
-# how a learning rate was chosen, by the setting that decided; version 0.2 had the last one
+# how a learning rate was chosen, by the setting that decided
 CHOSEN = {
     "": "by the noise, from public numbers",
     "learning_rate": "by the settings: how is not known, and not covered if private data decided",
-    "sweep_rates": "on public data, under the run's noise",
 }
 _PUBLIC_NUMBER = "which tells that there are"
 SIGMA_UNIT = "relative to the clip norm, for C as stored"

@@ -43,12 +43,6 @@ from mfopt.workloads import PrefixSums
 
 # numbers in the words of a warning, and how far two roundings to three digits may be apart
 _NUMBER, _ROUNDED = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?"), 0.0101
-# fields that were written before version 0.3, and what they are where they say nothing
-_FORMER = (
-    ("sampling", "batch_size", None),
-    ("sampling", "truncation", None),
-    ("units", "median_epsilon", 0.0),
-)
 # Tables of a report and their fields. Inputs, which no computation here can show, are all of them
 # but those of both guarantees, ``scheme`` and ``sensitivity``. ("": at the top.)
 _GUARANTEE = (
@@ -68,8 +62,7 @@ _UNITS = {
     "record": "unit length selection group_size reserve whole",
 }
 _TYPES = {
-    str: "mfopt chosen optimizer unit selection algorithm estimator privacy_unit adjacency method "
-    "status",
+    str: "mfopt chosen optimizer unit selection algorithm privacy_unit adjacency method status",
     int: "parameters steps_done population users length records group_size local_epochs "
     "local_batch weight_cap",
     float: "normalizer value noise_move momentum beta2 bound noise_multiplier clip_norm local_rate "
@@ -135,7 +128,8 @@ def read(report: str | Path) -> JsonObject:
     version = facts.get("format") if isinstance(facts, dict) else None
     if version != privacy.REPORT_FORMAT:
         rule = f"is of format {version}, and this mfopt reads {privacy.REPORT_FORMAT}"
-        raise _check.reject("report", str(path), rule)
+        way_out = "The version of mfopt that wrote it reads it."
+        raise _check.reject("report", str(path), rule, way_out)
     if facts.get("command") == "train" and type(facts.get("schema")) is int:
         del facts["command"], facts["schema"]  # of `mfopt train --report-only --json`
     return facts
@@ -158,7 +152,6 @@ def verify(
         UsageError: the report is malformed, or C is missing.
     """
     try:
-        facts = _without_former(facts)
         claims = _inputs(facts)
         stated, account, execution = _rebuilt(facts, factorization)
         progress(Progress("proving the account again"))
@@ -177,25 +170,13 @@ def verify(
     return Verification(tuple(checks), claims, CLAIMS)
 
 
-def _without_former(facts: JsonObject) -> JsonObject:
-    """A report without the fields of version 0.2, refused where they say something."""
-    tables = {name: dict(facts[name]) for name in ("sampling", "units")}
-    for table, name, empty in _FORMER:
-        if name in tables[table] and (value := tables[table].pop(name)) != empty:
-            rule = f"must be {empty}: other values are read by older versions only"
-            raise _check.reject(f"report {table}.{name}", value, rule)
-    # no run writes those events any more
-    words = [text.replace("TensorBoard events, ", "") for text in facts["not_covered"]]
-    return facts | tables | {"not_covered": words}
-
-
 def _inputs(facts: JsonObject) -> JsonObject:
     """Name and value of every input; UsageError where a field is unknown or of another type."""
     units, clipping = facts["units"], facts["clipping"]
     fields = {table: names.split() for table, names in _FIELDS.items()}
     fields["clipping"] = [x.name for x in dataclasses.fields(type(clipping_of(clipping)))]
     if "algorithm" in clipping:
-        fields["clipping"] += ["algorithm", "estimator", "sensitivity"]
+        fields["clipping"] += ["algorithm", "sensitivity"]
     fields["units"] = _UNITS[units["unit"]].split() if len(units) > 1 else ["unit"]
     if len(units) == 1:  # of mfopt.training.receipts
         del fields["learning_rate"]
@@ -217,8 +198,6 @@ def _inputs(facts: JsonObject) -> JsonObject:
                 claims[label] = values[name]
     if claims.get("learning_rate.chosen") == privacy.CHOSEN[""]:
         del claims["learning_rate.value"]  # computed
-    if "signature" in facts:  # of version 0.2
-        claims["signature"] = facts["signature"]
     # of a group, the name of what it is a group of; and how the account was found
     for name in ("privacy_unit", "method"):
         claims[f"account.{name}"] = facts["account"][name]
@@ -353,7 +332,7 @@ def _compared(
     )
     done, covered = facts["steps_done"], execution.iterations
     yield Check("steps done", f"{done}", f"at most {covered}", 0 <= done <= covered)
-    parts = {*expected, "signature", "continues"}
+    parts = {*expected, "continues"}
     if len(facts["units"]) > 1:
         yield _learning_rate(facts["learning_rate"], execution)
         parts.add("learning_rate")
