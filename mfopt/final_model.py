@@ -103,7 +103,7 @@ def directions(schedules: Sequence[Schedule], n: int) -> np.ndarray:
     """
     if not (isinstance(schedules, Sequence) and schedules):
         raise _check.reject("schedules", schedules, "must be a sequence of some schedules")
-    _sizes.require("n", _check.integer("n", n), lambda n: _BYTES * len(schedules) * n)
+    _sizes.require("n", _check.integer("n", n), (_BYTES * len(schedules)).__mul__)
     parts = [_directions(schedule, n) for schedule in schedules]
     return np.concatenate([part / np.linalg.norm(part) for part in parts]) / np.sqrt(len(parts))
 
