@@ -249,7 +249,7 @@ class _Problem(NamedTuple):
             missing, elsewhere = self._missing(weights, cells)
             theta = float(np.max([np.max(missing), elsewhere, 0.0]))  # NaN stays NaN: no bound
             best = min(best, mean + 2 * theta)
-            if theta <= _MISSED * mean:
+            if theta <= _MISSED * mean or theta == math.inf:  # or no number to mend it by
                 break
             # where p is below the payoff by most, in each stretch of the grid
             worst = np.arange(0, len(missing), _STRETCH)
