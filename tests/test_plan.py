@@ -129,7 +129,7 @@ def test_a_terminal_is_asked_again_until_an_answer_is_in_range(monkeypatch):
     terminal = SimpleNamespace(isatty=lambda: True)
     faked = SimpleNamespace(stdin=terminal, stdlib_module_names=())
     monkeypatch.setattr(plan, "sys", faked)
-    asked = ["abc", "0", "100", "fed", "federated", "numpy", "3"]
+    asked = ["abc", "0", "100", "fed", "federated", "", "3"]
     answers = [*asked, "101", "20", "4", "", "-1", "2", "n"]
     done = CliRunner().invoke(cli, ["plan"], input="\n".join(answers), prog_name="mfopt")
     assert done.exit_code == 0 and done.stderr.count("Error: ") == 5, done.output

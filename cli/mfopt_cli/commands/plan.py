@@ -43,9 +43,10 @@ _WHY = {
 }
 _QUESTIONS = {
     "units": "Number of protected units (people, or examples)",
-    "loader": "Where do batches come from",
+    "loader": "Where do batches come from (own: mfopt draws them, with the lowest error; poisson: "
+    "each unit by chance in each step; shuffled: one order, kept; federated: devices)",
     "records": "Records of one unit at most",
-    "framework": "Framework",
+    "framework": "Framework (of a federated server: numpy, flower or jax)",
     "epochs": "Passes over the data",
     "batch_size": "Expected batch size, in units",
     "memory": "Model-sized noise buffers that fit into memory",
@@ -219,13 +220,24 @@ def _ask(arguments: SimpleNamespace) -> None:
             name == "records" and arguments.loader == "federated"
         )
         if not (idle or options.typed(name)):
-            default = (
-                min(_BATCH, arguments.units) if name == "batch_size" else getattr(arguments, name)
+            answer = click.prompt(
+                question,
+                default=_usual(name, arguments),
+                type=params[name].type,
+                value_proc=functools.partial(value, params[name]),
+                err=True,
             )
-            kind = params[name].type if isinstance(params[name].type, click.Choice) else None
-            check = functools.partial(value, params[name])
-            answer = click.prompt(question, default=default, type=kind, value_proc=check, err=True)
             setattr(arguments, name, answer)
+
+
+def _usual(name: str, arguments: SimpleNamespace) -> object:
+    """The value of an option, or what it is by default for what the other ones are."""
+    usual = {
+        "batch_size": min(_BATCH, arguments.units or _BATCH),
+        "framework": "numpy" if arguments.loader == "federated" else "opacus",
+    }
+    value: object = getattr(arguments, name)
+    return usual.get(name) if value is None else value
 
 
 def _choose(arguments: SimpleNamespace) -> _LoaderPlan:
@@ -234,7 +246,7 @@ def _choose(arguments: SimpleNamespace) -> _LoaderPlan:
     units = _check.integer("units", arguments.units)
     iters = arguments.iters
     if iters is None:
-        batch = arguments.batch_size or min(_BATCH, units)
+        batch = _usual("batch_size", arguments)
         iters = max(1, round(units / _check.integer("batch_size", batch, at_most=units)))
         if iters * arguments.epochs > MOST_ITERATIONS:
             rule = f"are {iters:,} batches of {batch} in an epoch, more than can be numbered"
@@ -251,7 +263,7 @@ def _choose(arguments: SimpleNamespace) -> _LoaderPlan:
         "epochs": arguments.epochs,
         "iters": iters,
         "eps": repr(arguments.epsilon).removesuffix(".0"),
-        "delta": repr(delta),
+        "delta": delta,
         "sampling": _sampling(arguments, iters),
         "schedule": arguments.schedule,
         "unit": unit,
@@ -267,13 +279,13 @@ def _choose(arguments: SimpleNamespace) -> _LoaderPlan:
         for word in (f"--{name}", str(value))
     ]
     loop = _loop(arguments).replace("cohort=10", f"cohort={round(units / iters)}")
-    loop = _HEADING.format(unit=unit, units=units) + loop
+    begins = _HEADING.format(unit=unit, units=units)
     command += ["--force"] if arguments.force else []
-    limits = {
-        "max_participations": arguments.max_participations or arguments.epochs,
-        "separation": arguments.separation or iters,
-    }
-    return _LoaderPlan(command, delta, unit, _WHY[arguments.loader].format(**limits), loop)
+    why = _WHY[arguments.loader].format(
+        max_participations=arguments.max_participations or arguments.epochs,
+        separation=arguments.separation or iters,
+    )
+    return _LoaderPlan(command, delta, unit, why, begins + loop)
 
 
 def power_below(units: int) -> float:
@@ -304,10 +316,8 @@ def _form(arguments: SimpleNamespace, iters: int) -> JsonObject:
 
 def _loop(arguments: SimpleNamespace) -> str:
     """Text of the loop: one of those in the documentation, for this file, data and schedule."""
-    name = arguments.framework or "opacus"
-    if arguments.loader == "federated":
-        name = f"server-{arguments.framework or 'numpy'}"
-    path = _LOOPS / f"{name}.txt"
+    begins = "server-" if arguments.loader == "federated" else ""
+    path = _LOOPS / f"{begins}{_usual('framework', arguments)}.txt"
     if not path.is_file():
         rule = f"has no loop with `loader={arguments.loader}`; jax has"
         raise _check.reject("framework", arguments.framework, rule)
