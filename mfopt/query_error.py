@@ -40,6 +40,7 @@ def row_variances(workload: Workload, strategy: Strategy, n: int) -> Array:
     triangular solve. A custom kind registers a faster way with
     :func:`variances`.
     """
+    _check.kind("workload", workload, Workload)
     _check.kind("strategy", strategy, Strategy)
     from_numbers = _of_numbers(strategy, workload, _check.integer("n", n))
     return _compiled(workload, strategy, n) if from_numbers is None else from_numbers

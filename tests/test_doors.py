@@ -202,7 +202,7 @@ CALLS = {
     "final_model.error": {"strategy": Identity(), "n": 8, "noise_multiplier": 1.0},
     "final_model.directions": {"n": 8},
     "workloads.linear_cooldown": {"start": 1, "stop": 4, "final": 0.1},
-    "query_error.row_variances": {"strategy": Identity()},
+    "query_error.row_variances": {"workload": PrefixSums(), "strategy": Identity()},
     "training.verification.read": {"report": "x.json"},
     "training.receipts.write_receipt": {"path": "x.json", "run": None, "state": None},
     "experiments.statement.of_factorization": {"units": None},
@@ -213,7 +213,7 @@ CALLS = {
 FIXED = {
     "final_model.directions": {"schedules": ("linear",)},
     "workloads.linear_cooldown": {"n": 8},
-    "query_error.row_variances": {"workload": PrefixSums(), "n": 8},
+    "query_error.row_variances": {"n": 8},
 }
 STATED = ("strategy", "noise_multiplier", "sampling", "workload", "guarantee")
 

@@ -113,7 +113,7 @@ class Examples:
         """Results of :meth:`forward` one example after the other, from now on, with a warning."""
         if isinstance(problem, torch.OutOfMemoryError):
             raise problem
-        name, (reason, *_) = type(self.module).__name__, str(problem).splitlines()
+        name, reason = type(self.module).__name__, str(problem).partition("\n")[0]
         why = f"has a layer that has no rule for torch.vmap ({reason[:200]})"
         if self._spread:
             rule, way_out = f"{why}, as it must here", "Use no fully_shard."
