@@ -36,6 +36,7 @@ from mfopt.optimize.optimizers import Trace
 from mfopt.progress import Progress
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import Identity, SquareRoot
+from mfopt.workloads import Momentum
 
 BINS, EPOCHS = 8, 2
 ARTIFACTS = Path(__file__).parent.parent / "artifacts"
@@ -404,13 +405,17 @@ def test_a_file_of_something_else_is_refused(setting, phrase, own_file, tmp_path
 @pytest.mark.parametrize(
     ("field", "phrase"),
     [
+        ({"workload": Momentum(0.9, np.ones(16))}, "its workload is momentum, what is compared"),
         ({"privacy_unit": "user"}, "its unit is 1 user, what is compared has 1 example"),
         ({"adjacency": "zero-out"}, "its adjacency is zero-out, what is compared has add-remove"),
     ],
 )
 def test_a_file_with_another_relation_is_refused(field, phrase, own_file, tmp_path) -> None:
     read = mfopt.load(own_file)
-    changed = dataclasses.replace(read, guarantee=dataclasses.replace(read.guarantee, **field))
+    if "workload" in field:
+        changed = dataclasses.replace(read, **field)
+    else:
+        changed = dataclasses.replace(read, guarantee=dataclasses.replace(read.guarantee, **field))
     path = changed.save(tmp_path / "other.npz")
     with pytest.raises(UsageError, match=phrase):
         comparison.row_of_file(SETTING, str(path))

@@ -204,7 +204,7 @@ PASSES = {
     an_optimizer_that_was_replaced: "was replaced: the run has another optimizer",
     a_data_parallel_wrapper: "adds up gradients before they are clipped",
     a_part_frozen: "has other parameters than when it was attached",
-    mining_of_hard_examples: "not those of one unit",
+    mining_of_hard_examples: "did not come from the run's loader",
     a_centre_loss: r"loss.*centres.* = 'state'.*changed by a private pass",
     losses_reweighted: "weights.*changed by a private pass",
     a_memory_that_no_attribute_shows: "contribution of an example = 'not its own'",

@@ -44,7 +44,8 @@ def test_a_loader_gets_what_it_executes(loader, scheme):
     assert errors[0] == errors[1] if loader == "poisson" else errors[0] < errors[1]
     assert Path(built["loop_path"]).read_text() == built["loop"]
     assert "mechanism.npz" in built["loop"]
-    exec(compile(built["loop"], loader, "exec"), {})  # it trains, to the last step
+    # it trains, to the last step
+    exec(compile(built["loop"], loader, "exec"), {"__file__": built["loop_path"]})
     words = shlex.split(built["optimize"])
     assert words[:2] == ["mfopt", "optimize"] and invoked(*words[1:], "--force").exit_code == 0
 
@@ -159,7 +160,7 @@ def test_every_loop_trains_at_every_schedule(framework, schedule):
     loop = printed("plan", "--units", 100, *words, *SMALL)["loop"]
     names = {"linear": r"1 - step|linear_schedule", "cosine": r"math\.cos|cosine_decay"}
     assert re.search(names.get(schedule, r"1\.0|constant_schedule"), loop)
-    exec(compile(loop, framework, "exec"), {})
+    exec(compile(loop, framework, "exec"), {"__file__": "mechanism.py"})
 
 
 def test_the_pages_show_these_loops():

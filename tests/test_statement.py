@@ -35,6 +35,16 @@ def test_no_detail_that_a_file_says_lowers_what_an_attacker_can_do():
     assert forged.rates == honest.rates and forged.sections == honest.sections
 
 
+@pytest.mark.parametrize("epsilon", [0.1, 2.0, 400.0])
+def test_who_has_two_entries_is_told_apart_as_a_group_of_two(epsilon):
+    page = statement.of_factorization(guaranteed(epsilon=epsilon, delta=1e-4)).markdown()
+    said = re.search(r"who has two is rightly named (?:at most|up to) ([\d.]+)%", page)
+    growth = math.exp(min(epsilon, 300))
+    delta = 1e-4 * (1 + growth)
+    allowed = min(delta + growth**2 * 0.01, 1 - (1 - delta - 0.01) / growth**2, 1)
+    assert allowed <= float(said[1]) / 100 <= 1.01 * allowed
+
+
 def test_every_number_is_the_guarantees():
     for epsilon, delta in ((0.5, 1e-6), (2.0000001, 1.00000001e-5), (8.0, 1e-9)):
         actual = guaranteed(epsilon=epsilon, delta=delta)

@@ -82,7 +82,7 @@ def row_of_file(setting: Comparison, path: str) -> Row:
     """Row of the mechanism that a file holds, at the σ that it states.
 
     Raises:
-      UsageError: its shape, ε, δ, unit or adjacency is not what is compared.
+      UsageError: its shape, ε, δ, unit, adjacency or workload is not what is compared.
       FailureError: the file cannot be read, or its guarantee is false.
     """
     factorization = load(path)
@@ -95,6 +95,7 @@ def row_of_file(setting: Comparison, path: str) -> Row:
         "δ": (stated.delta, [setting.delta]),
         "unit": (f"{stated.group_size} {stated.privacy_unit}", ["1 example"]),
         "adjacency": (stated.adjacency, ["add-remove"]),
+        "workload": (factorization.workload.kind, ["prefix"]),
     }
     for name, (value, compared) in facts.items():
         if value not in compared:

@@ -31,16 +31,18 @@ _NEIGHBOURS = {
     "{unit} took part at all is not protected",
     "replace": "in the second one, the data of one {unit} is replaced by any other data",
 }
-_ENTRY = dict.fromkeys(
-    ("example", "record"),
-    " That is one entry of the data, not a person: who has several entries is protected less.",
+_ENTRIES = (
+    " That is one entry of the data, not a person. Who has several is protected less: where 1% are "
+    "wrongly named, who has two is rightly named {rate}."
 )
-_MAKER = " What counts as one is the word of whoever made the mechanism; it is not checked."
+_MAKER = " What counts as one is the word of whoever made the mechanism; no proof sees it."
 _OF_A_FILE = "This page is about a mechanism, not about a release: nothing need have been run yet. "
 _AS_STATED = "**Its ε and δ are as the file states them, and were not proved on this machine.** "
 _FAR_BELOW = 0.1  # from which on a number is not far below 1
 _TRUSTED = (
     "**The program.** It executes what is described here, and nothing else.",
+    "**Noise.** In every step noise of the stated size is added, also where nobody was drawn, and "
+    "what is divided by is a public number.",
     "**Clipping.** Before noise is added, what each {sampled} contributes is scaled down to a "
     "fixed size, the clip norm. If a whole batch is scaled instead, nothing here holds.",
     "**Sampling.** Each step uses a part of the data that is chosen in exactly this way (for "
@@ -52,11 +54,14 @@ _TRUSTED = (
     "**Arithmetic.** The proof is about exact numbers, and a computer rounds. {rounding}",
 )
 _NOT_COVERED = (
-    "What is released about people in general: it would be so without any one {unit}, too.",
+    "General findings, such as that smokers fall ill more often: they may concern a person whether "
+    "or not the data of that {unit} was used.",
     "Other releases from the same data (other models, statistics, reports): the losses add up.",
     "Choices made by looking at the private data: settings, when to stop, which model to publish.",
-    "The data itself, logs and checkpoints: who can read them needs no attack.",
-    "How long the computation took.",
+    "The data itself, saved states that hold keys or data, and logs of values without noise: who "
+    "can read them needs no attack.",
+    "The exact number of {unit}s, where it is told, and how long the computation took.",
+    "The law: whether what is released counts as anonymous is decided by whoever answers for it.",
 )
 
 # a paragraph, or the items of a list
@@ -92,7 +97,7 @@ class Statement:
         for heading, parts in self.sections.items():
             blocks.append(f"## {heading}")
             for part in parts:
-                blocks.append(part if isinstance(part, str) else _lines("* {}", part))
+                blocks.append(part if isinstance(part, str) else "* " + "\n* ".join(part))
             if heading == _ATTACKER and self.rates:
                 names, *rows = self._table()
                 cells = [names, ("---", "---"), *rows]
@@ -135,7 +140,11 @@ def of_factorization(factorization: Factorization, units: int | None = None) -> 
     begins = _OF_A_FILE + _AS_STATED
     proof = "This machine proved nothing of it: `mfopt certify` does, for the file. As stated,"
     if factorization.proved_here:
-        begins, proof = _OF_A_FILE, "The proof ran on the machine that wrote this page. It is"
+        begins = _OF_A_FILE
+        proof = (
+            "mfopt proved it on the machine that wrote this page, by computation and without "
+            "any of the data; no person or body did. It is"
+        )
     steps = (
         f"The statement is about a run of at most {factorization.iterations:,} steps. A file does "
         "not tell whether one took place."
@@ -221,21 +230,25 @@ def _statement(guarantee: Guarantee, units: int | None, subject: _Subject) -> St
     protected = unit if group == 1 else f"group of up to {group} {unit}s"
     refusal = ""
     if subject.pinned:
-        refusal = "The random numbers of the run were chosen beforehand (a pinned seed). Who knows "
-        refusal += "them can subtract the noise."
+        refusal = (
+            "The random numbers of the run were chosen beforehand (a pinned seed). Who knows them "
+            "can subtract the noise."
+        )
     elif guarantee.status == "estimate":
         refusal = "The numbers are an estimate, and an estimate proves nothing."
     elif not math.isfinite(guarantee.epsilon) or guarantee.delta >= 1:
         refusal = "An infinite ε, or a δ of 1, allows everything."
     rates: tuple[tuple[float, float], ...] = ()
     attacker: tuple[Part, ...] = (f"Anything. {refusal}",)
+    entries = ""
     if not refusal:
         curve = Tradeoff([guarantee])
         largest = curve.true_positive_rate(FALSE_POSITIVE_RATES).tolist()
         rates = tuple(zip(FALSE_POSITIVE_RATES, largest, strict=True))
         attacker = _attacker(protected, curve.advantage)
-    if units is not None:
-        units = _check.integer("units", units)
+        if protected in ("example", "record"):
+            entries = _ENTRIES.format(rate=_of_two(guarantee))
+    units = _check.optional(_check.integer, "units", units)
     doubt = questionable_delta(guarantee.delta, units)
     rounding = "A specialized attack could use that; it is not counted here."
     if "epsilon_before_grid" in guarantee.details:
@@ -253,8 +266,8 @@ def _statement(guarantee: Guarantee, units: int | None, subject: _Subject) -> St
             *((f"**Warning:** {doubt}.",) if doubt else ()),
         ),
         "Whom it protects": (
-            f"One {protected}.{_ENTRY.get(unit, _MAKER)}{subject.sampling.condition(unit)} Two "
-            "data sets are compared: the real one, and a neighbour; "
+            f"One {protected}.{entries}{_MAKER}{subject.sampling.condition(unit)} Two data sets "
+            "are compared: the real one, and a neighbour; "
             f"{_NEIGHBOURS[guarantee.adjacency].format(unit=protected)} "
             f"({guarantee.adjacency} adjacency). The promise limits how well anybody can tell from "
             "what is released which of the two is the real one.",
@@ -280,6 +293,14 @@ def _statement(guarantee: Guarantee, units: int | None, subject: _Subject) -> St
     return Statement(title, not refusal, sections, rates, numbers | subject.facts)
 
 
+def _of_two(guarantee: Guarantee) -> str:
+    """How many of two units together are rightly named, by group privacy of (ε, δ) alone."""
+    epsilon = min(guarantee.epsilon, 350.0)  # no less is a limit in floats
+    delta = min((1 + math.exp(epsilon)) * guarantee.delta, 1.0)
+    both = dataclasses.replace(guarantee, epsilon=2 * epsilon, delta=delta, details={})
+    return _at_most(float(Tradeoff([both]).true_positive_rate(0.01)))
+
+
 def _in_short(protected: str, refusal: str, rates: Sequence[tuple[float, float]]) -> str:
     if refusal:
         return f"**Nothing is promised.** {refusal} Numbers below are no protection."
@@ -290,25 +311,30 @@ def _in_short(protected: str, refusal: str, rates: Sequence[tuple[float, float]]
         f"names {_at_most(rate)} of those whose data was used. A blind guess names "
         f"{_percent(alpha)} of either."
     )
-    weak = "**That is a weak limit: it does not rule out that more than half are found.**"
-    return sentence if rate < 0.5 else f"{sentence} {weak}"
+    if rate < 0.5:
+        return sentence
+    return (
+        f"{sentence} **That is a weak limit: it does not rule out that more than half are found.**"
+    )
 
 
 def _strength(guarantee: Guarantee, unit: str, units: int | None) -> tuple[Part, ...]:
     epsilon, delta = guarantee.epsilon, guarantee.delta
-    factor = math.exp(epsilon) if epsilon < 700 else math.inf
+    factor = math.exp(min(epsilon, 700))
     published = f" The number of {unit}s was not stated (`--units`): whether it is, is open."
     if units is not None:
         published = f" With {units:,} {unit}s it is {delta * units:.2g}"
         published += ", which is not far below." if delta * units >= _FAR_BELOW else "."
     return (
         (
-            f"ε = {words.round_up(epsilon, 6)}: whatever is released is at most "
-            f"{_times(factor)} times (e to the power ε) as likely with one of the two "
-            "data sets as with the other. 0 would be perfect; the smaller, the stronger. "
-            "Ponomareva et al. (2023, How to DP-fy ML) call 1 or less strong, 10 or less "
-            "reasonable, and more weak: that is what is usual; the table below is what it allows.",
-            f"δ = {words.delta(delta)}: a probability that is allowed on top. A program that "
+            f"ε = {words.round_up(epsilon, 6)}: whatever is released is, but for a probability of "
+            f"δ, at most {_times(factor)} times (e to the power ε) as likely with one of the two "
+            "data sets as with the other, and the odds of what is suspected beforehand grow at "
+            "most by that factor. 0 would be perfect; the smaller, the stronger. Ponomareva et al. "
+            "(2023, How to DP-fy ML) call 1 or less strong, 10 or less reasonable, more weak: a "
+            "convention of researchers, no judgement of law or ethics. The table below is what it "
+            "allows.",
+            f"δ = {words.delta(delta)}: with this probability nothing is promised. A program that "
             "publishes the data of everybody with this probability is within it, and so is one "
             f"that publishes each {unit} with this probability, on average δ times their number. "
             f"That number must be far below 1.{published}",
@@ -318,10 +344,13 @@ def _strength(guarantee: Guarantee, unit: str, units: int | None) -> tuple[Part,
 
 def _attacker(protected: str, advantage: float) -> tuple[Part, ...]:
     return (
-        "An attacker sees everything that is released, knows all settings and the data of "
-        f"everybody else, and decides whether the data of one {protected} was used. No attack, "
-        "however clever, is better than the table. A blind guess names the same share of both. "
-        "Where used and not used are equally likely beforehand, the attacker is right "
+        "An attacker sees everything that is released (the noised sums of all steps, and models "
+        "computed from these alone), knows all settings and the data of everybody else, and "
+        f"decides whether the data of one {protected} was used. If what is said to be proved and "
+        "trusted below is true, no attack is better than the table, which includes δ; the same "
+        "limits any other conclusion that depends on this data alone, such as a diagnosis. A blind "
+        "guess names the same share of both. Where used and not used are equally likely "
+        "beforehand, the attacker is right "
         f"{_at_most((1 + advantage) / 2)} of the time.",
     )
 
@@ -338,10 +367,6 @@ def _at_most(share: float) -> str:
 
 def _percent(share: float) -> str:
     return f"{words.round_up(100 * share, 3)}%"
-
-
-def _lines(form: str, items: Sequence[str]) -> str:
-    return "\n".join(form.format(item) for item in items)
 
 
 def _marked(paragraph: str) -> str:

@@ -50,7 +50,10 @@ class UnitBatches(data.Sampler[list[int]]):
         step, (_, stop) = self.run.step, self._epoch()
         if step >= stop:
             rule = f"the guarantee covers {stop} steps, and all were taken"
-            way_out = "A longer run needs a factorization for more iterations."
+            way_out = (
+                "Save the model: the run is complete. A longer one needs another factorization, "
+            )
+            way_out += "and both count."
             raise _check.reject("loader", f"step {step}", rule, way_out)
         self.run.forget()  # the batch of a step that was broken off comes again, whole
         for number in range(step, stop):

@@ -145,8 +145,8 @@ def units_of(tensors: Iterable[object]) -> tuple[int, ...]:
     every = {x.units for x in rows}
     if len(every) != 1 or None in every:
         mixed = next((f"mixed by {x.fault or 'a sum'}" for x in rows if x.units is None), "others")
-        rule = "has rows that are not those of one unit of the run's batch each"
-        way_out = "Pass what the loader gives (to evaluate: model.eval() first); change single "
+        rule = "has rows that did not come from the run's loader, each of one unit"
+        way_out = "Pass what `run.loader` gives (to evaluate: model.eval() first); change single "
         way_out += "records in the data set, or in collate_fn, one row for each."
         raise _check.reject("batch", mixed if rows else "not of the loader", rule, way_out)
     return every.pop() or ()

@@ -44,7 +44,8 @@ _WHY = {
 _QUESTIONS = {
     "units": "Number of protected units (people, or examples)",
     "loader": "Where do batches come from (own: mfopt draws them, with the lowest error; poisson: "
-    "each unit by chance in each step; shuffled: one order, kept; federated: devices)",
+    "each unit by chance in each step; shuffled: one order, kept in all epochs, not one that is "
+    "shuffled anew; federated: devices)",
     "records": "Records of one unit at most",
     "framework": "Framework (of a federated server: numpy, flower or jax)",
     "epochs": "Passes over the data",
@@ -55,7 +56,10 @@ _QUESTIONS = {
 }
 _HEADING = """# Put your own in place of what stands in here: the data (one entry for each
 # {unit}, with all that it contributed; {units:,} in all), the model, the loss and the
-# learning rate. Leave the rest: the guarantee is about the batches of this file.
+# learning rate, which at clip norm 1 may lie far above this one: tune it on public data. Leave the
+# rest: the guarantee is about the batches of this file, whose sizes vary.
+from pathlib import Path
+
 """
 _BATCH = 256  # default, where there are as many units
 
@@ -327,7 +331,7 @@ def _loop(arguments: SimpleNamespace) -> str:
         text = text.replace(linear, _RATES[arguments.schedule][library])
     if "math." in text:
         text = f"import math\n\n{text}"
-    return text.replace('"mechanism.npz"', repr(str(arguments.out)))
+    return text.replace('"mechanism.npz"', f"Path(__file__).with_name({arguments.out.name!r})")
 
 
 def _described(arguments: SimpleNamespace, plan: _LoaderPlan, line: str, loop: Path) -> JsonObject:
