@@ -50,10 +50,7 @@ class UnitBatches(data.Sampler[list[int]]):
         step, (_, stop) = self.run.step, self._epoch()
         if step >= stop:
             rule = f"the guarantee covers {stop} steps, and all were taken"
-            way_out = (
-                "Save the model: the run is complete. A longer one needs another factorization, "
-            )
-            way_out += "and both count."
+            way_out = "Save the model: the run is complete. A longer one needs another mechanism."
             raise _check.reject("loader", f"step {step}", rule, way_out)
         self.run.forget()  # the batch of a step that was broken off comes again, whole
         for number in range(step, stop):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 
 import filelock
@@ -81,14 +82,23 @@ def make_folder(folder: Path) -> bool:
     return new
 
 
-def drop_folder(folder: Path) -> None:
-    """Take away the folder of a refused run that holds no more than an account and unused keys."""
-    written = ("lock", "lock.holder", ACCOUNT, *_SECRETS)
-    if all(path.name in written for path in folder.iterdir()):
-        for name in written:
-            (folder / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # another process wrote to it
-            folder.rmdir()
+@contextlib.contextmanager
+def dropped_on_error(folder: Path, is_new: bool) -> Iterator[None]:
+    """Take away a new folder of a run that an error inside keeps from beginning.
+
+    One that holds more than an account and unused keys stays, and an interrupt leaves it: a
+    pretrained model may be there.
+    """
+    try:
+        yield
+    except Exception:
+        written = ("lock", "lock.holder", ACCOUNT, *_SECRETS)
+        if is_new and all(path.name in written for path in folder.iterdir()):
+            for name in written:
+                (folder / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # another process wrote to it
+                folder.rmdir()
+        raise
 
 
 def mark_used(folder: Path) -> None:

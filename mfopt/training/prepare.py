@@ -25,7 +25,14 @@ from mfopt.training.config import TrainConfig, load
 from mfopt.training.continued import earlier_report
 from mfopt.training.data import EMBEDDED, TokenStore, open_parts, screen, verify_all
 from mfopt.training.data.stdlib import build_lines, build_stdlib, check_lines
-from mfopt.training.folder import MODEL, check_folder, drop_folder, hold, make_folder, secret_of
+from mfopt.training.folder import (
+    MODEL,
+    check_folder,
+    dropped_on_error,
+    hold,
+    make_folder,
+    secret_of,
+)
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.metrics import Evaluator
 from mfopt.training.models import Model
@@ -123,15 +130,12 @@ def prepare(config: TrainConfig, *, resume: bool = False, progress: Report = sil
     """
     new = preflight(config, resume=resume)
     lock = hold(Path(config.output))
-    try:
-        return _prepare(config, resume, progress, lock)
-    except BaseException as problem:
-        lock.release()
-        if new and isinstance(
-            problem, Exception
-        ):  # Ctrl-C leaves it: a pretrained model may be there
-            drop_folder(Path(config.output))
-        raise
+    with dropped_on_error(Path(config.output), new):
+        try:
+            return _prepare(config, resume, progress, lock)
+        except BaseException:
+            lock.release()
+            raise
 
 
 def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFileLock) -> Prepared:

@@ -128,19 +128,15 @@ def command(arguments: SimpleNamespace) -> None:
         return
     _join(arguments.coordinator, arguments.processes, arguments.process)
     from mfopt.training.execute import execute
-    from mfopt.training.folder import drop_folder
+    from mfopt.training.folder import dropped_on_error
     from mfopt.training.prepare import preflight, prepare
 
     resume = arguments.resume or resume_from is not None
     with Live(not arguments.quiet) as live:
         if settings.optimizes:
             new = preflight(settings, resume=resume)
-            try:
+            with dropped_on_error(Path(settings.output), new):
                 settings = _with_factorization(settings, live)
-            except Exception:  # whatever kept the run from beginning
-                if new:
-                    drop_folder(Path(settings.output))
-                raise
         prepared = prepare(settings, resume=resume, progress=live)
     report = prepared.report(0)
     if report is not None and not arguments.quiet:
