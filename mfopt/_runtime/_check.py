@@ -97,12 +97,15 @@ def path(name: str, value: object) -> Path:
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str):
         raise reject(name, type(value).__name__, "must be a path: a str or pathlib.Path")
+    possible = bool(text.strip())
     try:
-        os.lstat(text if text.strip() else "\0")
+        os.lstat(text)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        pass
-    except (OSError, ValueError):  # empty, too long, or with a null character
-        raise reject(name, printable(text), "cannot be the path of a file or folder") from None
+        pass  # nothing is there yet
+    except (OSError, ValueError):  # too long, or with a null character
+        possible = False
+    if not possible:
+        raise reject(name, printable(text), "cannot be the path of a file or folder")
     return Path(text)
 
 
@@ -183,8 +186,10 @@ def _between(name: str, value: SupportsFloat, ends: tuple[float, float], why: st
 
 def non_negative(name: str, value: SupportsFloat) -> float:
     """``value`` as a finite float >= 0."""
-    finite(name, value)
-    return real(name, value)
+    number = finite(name, value)
+    if number < 0:
+        raise reject(name, value, "must not be negative")
+    return number
 
 
 def probability(name: str, value: SupportsFloat, *, closed: bool = False) -> float:
