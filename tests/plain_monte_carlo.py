@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.special import logsumexp
 
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import chunked
@@ -95,7 +94,9 @@ def mixture(
         noise = rng.normal(size=(size, modes.shape[1]))
         moved = noise + modes[rng.choice(len(modes), size, p=chances)]
         for direction, x, sign in (("remove", moved, -1), ("add", noise, 1)):
-            loss = logsumexp(x @ modes.T + constants, axis=1)
+            exponents = x @ modes.T + constants
+            top = exponents.max(axis=1, keepdims=True)
+            loss = np.log(np.exp(exponents - top).sum(axis=1)) + top[:, 0]
             values[direction].append(np.maximum(-np.expm1(epsilon + sign * loss), 0))
     whole = {direction: np.concatenate(parts) for direction, parts in values.items()}
     return {d: (float(v.mean()), float(v.std()) / math.sqrt(v.size)) for d, v in whole.items()}

@@ -25,18 +25,8 @@ def limited(words, limit=GIB):
     )
 
 
-BINS = ["--epochs=2", "--iters=4", "--delta=1e-5"]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["optimize", *BINS, "--eps=2"],
-        ["account", "balls-in-bins", *BINS, "--strategy=sqrt", "--eps=2", "--quiet"],
-    ],
-)
-def test_a_search_and_a_sampled_account_end_in_a_line(words):
-    ended = limited(words)
+def test_a_search_ends_in_a_line():
+    ended = limited(["optimize", "--epochs=2", "--iters=4", "--delta=1e-5", "--eps=2"])
     assert ended.returncode == 1 and ended.stdout == ""
     assert "address space of this process is limited to 1.0 GiB" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1 and "ulimit -v" in ended.stderr

@@ -172,8 +172,6 @@ def test_the_design_cards_names(path):
 
 # --- benchmarks ----------------------------------------------------------------------------------
 
-BENCHMARKS = sorted((Path(__file__).parent / "benchmarks").glob("bench_*.py"))
-
 
 def benchmark(path):
     return importlib.import_module(path.stem)
