@@ -76,9 +76,10 @@ def learning_rates(schedule: Schedule, n: int) -> np.ndarray:
     >>> learning_rates("linear", 4)
     array([1.  , 0.75, 0.5 , 0.25])
     """
+    n = _sizes.iterations(n)
     if isinstance(schedule, str):
         shape = _SHAPES[_check.choice("schedule", schedule, SCHEDULES)]
-        return shape(1 - np.arange(_check.integer("n", n)) / n)
+        return shape(1 - np.arange(n) / n)
     try:
         rates = np.asarray(schedule, np.float64)
     except (TypeError, ValueError):
@@ -103,7 +104,7 @@ def directions(schedules: Sequence[Schedule], n: int) -> np.ndarray:
     """
     if not (isinstance(schedules, Sequence) and schedules):
         raise _check.reject("schedules", schedules, "must be a sequence of some schedules")
-    _sizes.require("n", _check.integer("n", n), (_BYTES * len(schedules)).__mul__)
+    _sizes.iterations(n, _BYTES * len(schedules))
     parts = [_directions(schedule, n) for schedule in schedules]
     return np.concatenate([part / np.linalg.norm(part) for part in parts]) / np.sqrt(len(parts))
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 
 from mfopt import time_scaled_error
-from mfopt._runtime import _check
+from mfopt._runtime import _check, _sizes
 from mfopt._runtime._float64 import compiled, float64
 from mfopt.strategies import (
     Array,
@@ -42,7 +42,7 @@ def row_variances(workload: Workload, strategy: Strategy, n: int) -> Array:
     """
     _check.kind("workload", workload, Workload)
     _check.kind("strategy", strategy, Strategy)
-    from_numbers = _of_numbers(strategy, workload, _check.integer("n", n))
+    from_numbers = _of_numbers(strategy, workload, _sizes.iterations(n))
     return _compiled(workload, strategy, n) if from_numbers is None else from_numbers
 
 
@@ -87,6 +87,7 @@ def variances(strategy: Strategy, workload: Workload, n: int) -> Array:
 
 def dense(strategy: Strategy, workload: Workload, n: int) -> Array:
     """:func:`row_variances` from the dense C, in O(n³)."""
+    _sizes.require("n", n, lambda n: 24.0 * n**2)
     query, matrix = jnp.asarray(workload.materialize(n)), jnp.asarray(strategy.materialize(n))
     size = max(_LEAST, -(-n // _PARTS))
     # no query knows of a later step: of C it needs the corner before its end

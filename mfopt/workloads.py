@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mfopt._runtime import _archive, _check
+from mfopt._runtime import _archive, _check, _sizes
 from mfopt._runtime._types import JsonObject
 
 _KINDS: dict[str, type[Workload]] = {}
@@ -210,7 +210,7 @@ def linear_cooldown(n: int, start: int, stop: int, final: float) -> np.ndarray:
     start = _check.integer("start", start, at_least=0)
     stop = _check.integer("stop", stop, at_least=start + 1)
     final = _check.positive("final", final)
-    return np.interp(np.arange(_check.integer("n", n)), [start, stop], [1.0, final])
+    return np.interp(np.arange(_sizes.iterations(n)), [start, stop], [1.0, final])
 
 
 def load(path: str | Path, n: int) -> ToeplitzWorkload | DenseWorkload:

@@ -17,7 +17,7 @@ from mfopt_cli.main import cli
 
 import mfopt
 from mfopt import _api, errors
-from mfopt._runtime import _files
+from mfopt._runtime import _files, _sizes
 from mfopt.accounting import Effort
 from mfopt.factorization import proofs
 from mfopt.optimize import Search, closed_form, kinds, pipeline
@@ -201,19 +201,15 @@ CALLS = {
     "noise.from_factorization": {"clip_norm": 1.0},
     "final_model.error": {"strategy": Identity(), "n": 8, "noise_multiplier": 1.0},
     "final_model.directions": {"n": 8},
-    "workloads.linear_cooldown": {"start": 1, "stop": 4, "final": 0.1},
-    "query_error.row_variances": {"workload": PrefixSums(), "strategy": Identity()},
+    "final_model.learning_rates": {"schedule": "linear", "n": 8},
+    "workloads.linear_cooldown": {"n": 8, "start": 1, "stop": 4, "final": 0.1},
+    "query_error.row_variances": {"workload": PrefixSums(), "strategy": Identity(), "n": 8},
+    "sampling.MinSeparation.check": {"steps": [1, 5]},
     "training.verification.read": {"report": "x.json"},
     "training.receipts.write_receipt": {"path": "x.json", "run": None, "state": None},
     "experiments.statement.of_factorization": {"units": None},
     "training.rounds.PrivateRounds": {"folder": "x", "clip_norm": 1.0, "cohort": 2, "seed": None},
     "Factorization.save": {"path": "x.npz", "force": True},
-}
-# arguments beside those, which nothing hostile replaces
-FIXED = {
-    "final_model.directions": {"schedules": ("linear",)},
-    "workloads.linear_cooldown": {"n": 8},
-    "query_error.row_variances": {"n": 8},
 }
 STATED = ("strategy", "noise_multiplier", "sampling", "workload", "guarantee")
 
@@ -231,6 +227,7 @@ def test_hostile_arguments_are_refused_by_the_name_that_was_typed(
     factorization, work, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_sizes, "free_memory", lambda: 2**34)
     rng = random.Random(1)
     outcomes = {"refused": 0, "taken": 0}
     calls = {**CALLS, "Factorization": {field: getattr(factorization, field) for field in STATED}}
@@ -238,8 +235,9 @@ def test_hostile_arguments_are_refused_by_the_name_that_was_typed(
     for name in (*proofs_and_noise, "experiments.statement.of_factorization"):
         calls[name] = {**calls[name], "factorization": factorization}
     rounds = dataclasses.replace(factorization, sampling=MinSeparation(8, 4, 2))
-    fixed = {
-        **FIXED,
+    fixed = {  # arguments beside those, which nothing hostile replaces
+        "final_model.directions": {"schedules": ("linear",)},
+        "sampling.MinSeparation.check": {"self": MinSeparation(8, 4, 2)},
         "Factorization.save": {"self": factorization},
         "training.rounds.PrivateRounds": {"params": [np.zeros(2)], "factorization": rounds},
     }

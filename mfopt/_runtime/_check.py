@@ -142,8 +142,7 @@ def real(name: str, value: SupportsFloat, *, at_most: float = math.inf) -> float
     """``value`` as a float in [0, ``at_most``], which may be infinite where that is."""
     number = _float(name, value)
     if not 0 <= number <= at_most:
-        rule = "must not be negative or NaN" if math.isinf(at_most) else ""
-        raise reject(name, value, rule or f"must lie in [0, {at_most:g}]")
+        raise reject(name, value, f"must lie in [0, {at_most:g}]")
     return number
 
 

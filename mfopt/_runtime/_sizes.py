@@ -69,3 +69,9 @@ def require(name: str, value: int, need: Callable[[int], float]) -> None:
     rule = f"needs about {need(value) / GIB:,.1f} GiB of memory, and {free / GIB:,.1f} GiB are free"
     way_out = f"Here {low} would fit." if low else "Nothing as large as this fits on this machine."
     raise _check.reject(name, value, rule, way_out)
+
+
+def iterations(n: int, bytes_each: float = 64) -> int:
+    """``n``, a number of iterations that arrays of ``bytes_each`` bytes an iteration fit for."""
+    require("n", _check.integer("n", n), bytes_each.__mul__)
+    return n

@@ -48,17 +48,15 @@ class MinSeparation(Scheme):
 
     def check(self, steps: np.ndarray) -> None:
         """Raise :class:`UsageError` unless a unit may take part in exactly these ``steps``."""
-        steps = np.sort(np.asarray(steps, dtype=np.int64))
-        if steps.size > self.max_participations:
+        each, last = np.ravel(np.array(steps, dtype=object)), self.iterations - 1
+        values = sorted(_check.integer("steps", step, at_least=0, at_most=last) for step in each)
+        if len(values) > self.max_participations:
             raise _check.reject(
-                "steps", steps.tolist(), f"at most {self.max_participations} participations"
+                "steps", values, f"at most {self.max_participations} participations"
             )
-        if steps.size and (steps[0] < 0 or steps[-1] >= self.iterations):
-            raise _check.reject("steps", steps.tolist(), f"must lie in 0..{self.iterations - 1}")
-        if np.any(np.diff(steps) < self.separation):
-            raise _check.reject(
-                "steps", steps.tolist(), f"must be at least {self.separation} iterations apart"
-            )
+        if np.any(np.diff(values) < self.separation):
+            rule = f"must be at least {self.separation} iterations apart"
+            raise _check.reject("steps", values, rule)
 
     def sample(self, step: int, population: int, seed: int) -> np.ndarray:
         """Raise :class:`UsageError`: see :meth:`batch_sizes`."""
