@@ -48,6 +48,7 @@ ONCE = [
     "audit FILE --canaries 1e23",
     "plot FILE --out 'new\nline.npz'",
     "verify /dev/full",
+    "plan --units 100 --eps 2 --epochs 2 --iters 0 --loader poisson --yes --out NEW.npz",
 ]
 
 

@@ -124,7 +124,7 @@ def _checked(rule: Callable[..., float]) -> Callable[..., object]:
 )
 @option(
     "--iters",
-    COUNT,
+    _POSITIVE,
     "Iterations per epoch, in place of --batch-size.",
     excludes=("batch_size",),
 )
