@@ -24,14 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from mfopt._runtime import _quick
-from mfopt._runtime._arrays import Array
 from mfopt._runtime._float64 import float64
 from mfopt.accounting import bracket, projection
 from mfopt.accounting.closed_form.gaussian import GaussianProfile
 from mfopt.accounting.loss_distribution import poisson
 from mfopt.accounting.loss_distribution.rounds import RoundsProfile
-from mfopt.accounting.monte_carlo import balls_in_bins, dominating_pair, patterns
+from mfopt.accounting.monte_carlo import balls_in_bins, dominating_pair, pattern_frozen, patterns
 from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
 from mfopt.accounting.profile import LowerProfile
@@ -94,15 +92,16 @@ class _Bins:
         if isinstance(scheme, FreshBins):
             assignments = FreshBinsLaw(scheme).exact(mechanism.strategy)
             rounds = assignments.throws
-            squares, products, square = _squares(assignments)
+            squares = np.asarray(patterns.squared_norms(assignments))
+            *_, square, products = map(np.asarray, pattern_frozen.squares(assignments))
         elif (orthogonal := balls_in_bins.orthogonal_norm(mechanism)) is None:
             gram, _ = dominating_pair.overlaps(mechanism.strategy, scheme)
             squares, products, square = np.diagonal(gram), np.mean(gram, axis=0), np.mean(gram)
         else:
             squares = np.full(scheme.bins, orthogonal)
             products, square = squares / scheme.bins, orthogonal / scheme.bins
-        self.squares = -np.sort(-np.asarray(squares).reshape(rounds, -1), axis=1)
-        along = np.asarray(products).reshape(rounds, -1) / math.sqrt(float(square))
+        self.squares = -np.sort(-squares.reshape(rounds, -1), axis=1)
+        along = products.reshape(rounds, -1) / math.sqrt(float(square))
         self.law = projection.of_sum([*along * _GRAM])
 
     def attack(self, sigma: float, group_size: int, law: projection.ShiftLaw) -> _Best:
@@ -117,11 +116,6 @@ class _Bins:
             parts += [_Separate(math.sqrt(j) * mu, j * log_n, j * log_share) for j in {1, k}]
             parts.append(_Separate(k * mu, k * log_n, log_share + (1 - k) * log_n))
         return _Best(tuple(parts))
-
-
-@_quick.jit
-def _squares(participations: patterns.Patterns) -> tuple[Array, ...]:
-    return patterns.squared_norms(participations), *participations.mean()
 
 
 def with_lower_end(mechanism: Mechanism, answer: Guarantee, question: str) -> Guarantee:
@@ -202,6 +196,7 @@ def attacks(mechanism: Mechanism) -> Callable[[float], LowerProfile] | None:
 def _separated(mechanism: Mechanism) -> projection.ShiftLaw:
     """Law of a unit's shift along the mean mode under b-min-sep."""
     scheme: Any = mechanism.sampling
-    products, square = BMinSepLaw(scheme).exact(mechanism.strategy).mean()
+    likelihood = BMinSepLaw(scheme).exact(mechanism.strategy)
+    *_, square, products = pattern_frozen.squares(likelihood)
     along = np.asarray(products) / math.sqrt(float(square)) * _GRAM
     return projection.of_separated(along, scheme.separation, scheme.probability)

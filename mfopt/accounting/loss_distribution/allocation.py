@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
 
 import numpy as np
 import scipy
@@ -256,13 +255,13 @@ class AllocationProfile(Profile):
             index, total = -index[::-1], total[::-1]
         return LossDistribution(step, index, total, 0.0, 0.0)
 
-    def beyond(self, log_cut: float, epsilons: ArrayLike) -> tuple[Any, float]:
+    def beyond(self, log_cut: float, epsilons: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """E_Q of Λ - e^ε at each ε where some X_i is above the cut >= b e^ε, where the hinge is
         linear; its rounding."""
-        under_p, under_q = self.chances_beyond(log_cut)
+        under_p, under_q = self.chances_beyond(np.asarray(log_cut))
         return np.maximum(under_p - np.exp(epsilons) * under_q, 0.0), 1e-13 * under_p
 
-    def chances_beyond(self, log_cut: Any) -> tuple[Any, Any]:
+    def chances_beyond(self, log_cut: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """P- and Q-mass of the outcomes in which some X_i is above e^``log_cut``, its shape."""
         root = math.sqrt(self.gram)
         z = (log_cut + self.gram / 2) / root

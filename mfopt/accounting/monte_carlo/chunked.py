@@ -17,7 +17,7 @@ from mfopt.accounting.monte_carlo import processes, sharding
 
 MEMORY_BUDGET = 2**28  # bytes of live sample arrays, over all local devices
 _LIVE_ARRAYS = 8  # float64 arrays of shape (chunk, bins) alive at once in the kernels
-_LARGEST = 4096  # samples in a chunk: pilots and tests of any size share one compilation
+_LARGEST = 4096  # samples in a chunk
 _CALL = 64  # chunks per device in one call: how often progress is shown
 
 _listener: ContextVar[Callable[[int], None] | None] = ContextVar("listener", default=None)
@@ -43,10 +43,13 @@ def _looked_at(samples: int) -> None:
         listener(samples)
 
 
-def chunk_size(samples: int, bins: int) -> int:
-    """Samples per chunk: fixed by the problem alone, so results do not depend on the machine."""
+def chunk_size(bins: int) -> int:
+    """Samples per chunk, by the numbers that one takes alone.
+
+    So results do not depend on the machine, and pilots and tests of any size share one program.
+    """
     fitting = MEMORY_BUDGET // 16 // (8 * _LIVE_ARRAYS * bins)
-    return int(min(samples, max(64, min(fitting, _LARGEST))))
+    return int(max(64, min(fitting, _LARGEST)))
 
 
 def total(
@@ -65,7 +68,7 @@ def total(
       bins: numbers that one sample takes, which chunks are made by.
       args: further arguments of the kernel, pytrees of arrays.
     """
-    size = chunk_size(samples, bins)
+    size = chunk_size(bins)
     chunks = -(-samples // size)
     devices = sharding.devices()
     per_call = _CALL * len(devices)

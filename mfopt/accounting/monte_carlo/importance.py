@@ -182,7 +182,9 @@ def total(
       key: randomness.
       parts: that a usual chunk is made into.
     """
-    question = Asked(float(point.epsilon), float(tilt.order), tilt.log_ceiling, point.payoff)
+    # of floats alone: a NumPy number would be another program
+    asked = float(point.epsilon), float(tilt.order), float(tilt.log_ceiling)
+    question = Asked(*asked, point.payoff)
     kernel = KERNELS.get(tilt.kind, _chain)
     work = parts * likelihood.work
     return chunked.total(kernel, key, samples, work, likelihood, question, tilt.detail)

@@ -20,6 +20,7 @@ from mfopt._runtime._types import PyTree
 from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, PatternChain, require_range, summed
+from mfopt.accounting.monte_carlo.pattern_frozen import squares
 from mfopt.accounting.monte_carlo.patterns import COUPLING, Patterns, corners, within
 
 _LEAST = 1e-300  # least share of the largest product: smaller ones are rounded up to it
@@ -30,8 +31,7 @@ _BLOCK = 16  # bins: a ceiling is 0.4% above that of single bins at most, at 128
 @_quick.jit
 def _parts(patterns: Patterns) -> tuple[jax.Array, ...]:
     """One program: operation by operation, each would be compiled for each shape."""
-    largest, mean = patterns.largest_square(), patterns.mean_square()
-    return corners(patterns), within(patterns), largest, mean, patterns.mean()[1]
+    return corners(patterns), within(patterns), *squares(patterns)[:3]
 
 
 @float64
@@ -59,11 +59,11 @@ def estimated(patterns: Patterns) -> Ceilings:
 
 def _moments(patterns: Patterns) -> tuple[_Moments, tuple[float, ...]]:
     """(overlaps of the modes, squared norms of a ceiling)."""
-    corner, inside, *squares = _parts(patterns)
+    corner, inside, *of_squares = _parts(patterns)
     moments = _Moments(patterns.bins, np.asarray(corner), np.asarray(inside))
     coupling = float(np.max(moments.corner, initial=0.0))
     require_range("the contributions of two assignments overlap by", coupling, COUPLING)
-    return moments, tuple(map(float, squares))
+    return moments, tuple(map(float, of_squares))
 
 
 @float64

@@ -106,9 +106,13 @@ class PatternLikelihood(abc.ABC):
 
 
 @_quick.jit
-def largest_square(patterns: PatternLikelihood) -> jax.Array:
-    """max_k |m_k|², as one program."""
-    return patterns.largest_square()
+def squares(patterns: PatternLikelihood) -> tuple[jax.Array, ...]:
+    """max_k |m_k|², E_k |m_k|² and |m̄|², each of shape (), and <m, m̄> of every entry.
+
+    One program: operation by operation, each would be compiled for each shape.
+    """
+    products, square = patterns.mean()
+    return patterns.largest_square(), patterns.mean_square(), square, products
 
 
 class PatternProposal(NamedTuple):

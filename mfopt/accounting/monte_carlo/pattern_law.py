@@ -72,7 +72,7 @@ class PatternLoss(LikelihoodLoss):
     def sensitivity(self) -> float:
         """Largest norm of a pattern."""
         with _float64.scope():
-            return math.sqrt(float(pattern_frozen.largest_square(self.likelihood)))
+            return math.sqrt(float(pattern_frozen.squares(self.likelihood)[0]))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,13 +35,13 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from mfopt._runtime._arrays import Scalar
+from mfopt._runtime._arrays import Array, Scalar
 from mfopt._runtime._float64 import float64
 from mfopt._runtime._pytree import STATIC, pytree
 from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo import dominating_pair, importance
 from mfopt.accounting.monte_carlo.likelihood import Drawn, SharedGaussianComponent, shared_component
-from mfopt.accounting.monte_carlo.pattern_frozen import PatternLikelihood, largest_square
+from mfopt.accounting.monte_carlo.pattern_frozen import PatternLikelihood, squares
 
 _ONE_LENGTH = 1e-9  # relative, of squared norms that count as equal
 _SOLVES = 200  # of the search for the best a: any a is valid
@@ -94,7 +94,7 @@ class Patterns(PatternLikelihood):
 
     def largest_square(self) -> jax.Array:
         """max_k |m_k|²: one pass over the assignments, whose state is the last bin."""
-        squares = squared_norms(self).reshape(self.throws, self.bins)
+        squares = jnp.asarray(squared_norms(self)).reshape(self.throws, self.bins)
         corner = corners(self)
         reach = corner.shape[-1]
 
@@ -233,10 +233,10 @@ def within(patterns: Patterns) -> jax.Array:
     return jnp.moveaxis(total, 2, 0)
 
 
-def squared_norms(patterns: Patterns) -> jax.Array:
+def squared_norms(patterns: Patterns) -> Array:
     """|M_g[:, k]|², shape (K·b,): columns of one bin never overlap within b bands."""
-    grams = jnp.asarray(patterns.gram)[0].reshape(patterns.throws, patterns.rethrow, patterns.bins)
-    return jnp.sum(grams, axis=1).reshape(-1)
+    grams = patterns.gram[0].reshape(patterns.throws, patterns.rethrow, patterns.bins)
+    return grams.sum(axis=1).reshape(-1)
 
 
 def orthogonal_norm(patterns: Patterns) -> float | None:
@@ -244,9 +244,8 @@ def orthogonal_norm(patterns: Patterns) -> float | None:
 
     Else None. To shorten columns is to add noise, so whatever is proven for the longest holds.
     """
-    gram = np.asarray(patterns.gram, np.float64)
-    norms = gram[0].reshape(patterns.throws, patterns.rethrow, patterns.bins).sum(axis=1)
-    if np.any(gram[1:]) or np.max(norms) > np.min(norms) * (1 + _ONE_LENGTH):
+    norms = np.asarray(squared_norms(patterns), np.float64)
+    if np.any(patterns.gram[1:]) or np.max(norms) > np.min(norms) * (1 + _ONE_LENGTH):
         return None
     return dominating_pair.rounded_norm(float(np.max(norms)))
 
@@ -310,7 +309,7 @@ def shared(patterns: Patterns) -> SharedGaussianComponent | None:
     aᵀDa with D = Jᵀ(CᵀC)⁻¹J, and (1ᵀa)²/aᵀDa is largest at Da ∝ 1. (Where bins are kept for several
     epochs û may be another still, and what is found is less than the largest; it is no less true.)
     """
-    largest = float(largest_square(patterns))
+    largest = float(squares(patterns)[0])
     along = toward(np.asarray(patterns.columns, np.float64), patterns.bins)
     return shared_component(patterns, along, patterns.throws, largest)
 

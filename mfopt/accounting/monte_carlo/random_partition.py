@@ -47,7 +47,7 @@ from mfopt._runtime._pytree import STATIC, pytree
 from mfopt._runtime._types import PyTree
 from mfopt.accounting.bound import RoundsBound
 from mfopt.accounting.loss_distribution import poisson
-from mfopt.accounting.monte_carlo import band, importance, separated_ceilings
+from mfopt.accounting.monte_carlo import band, importance
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER, Sums
 from mfopt.accounting.monte_carlo.likelihood import (
     Ceilings,
@@ -56,7 +56,7 @@ from mfopt.accounting.monte_carlo.likelihood import (
     SharedGaussianComponent,
     require_range,
 )
-from mfopt.accounting.monte_carlo.pattern_frozen import PatternLikelihood
+from mfopt.accounting.monte_carlo.pattern_frozen import PatternLikelihood, squares
 from mfopt.accounting.monte_carlo.pattern_law import PatternLaw, PatternLoss
 from mfopt.accounting.monte_carlo.protocol import FreeBound, law
 from mfopt.accounting.monte_carlo.separated import LONGEST
@@ -175,14 +175,14 @@ def ceilings(pattern: RandomGroups) -> Ceilings:
     Raises:
       FailureError: contributions of a unit are longer than the likelihood is known for.
     """
-    squares = separated_ceilings.squares(pattern)
-    require_range("the contribution of a unit has a squared norm of", squares[0], LONGEST)
+    of_squares = [float(square) for square in squares(pattern)[:3]]
+    require_range("the contribution of a unit has a squared norm of", of_squares[0], LONGEST)
 
     @functools.cache
     def log_largest(order: int) -> tuple[float, None]:
         return float(_log_largest(pattern, float(order))), None
 
-    return Ceilings({POWERS: PatternChain(log_largest, MAX_ORDER)}, *squares)
+    return Ceilings({POWERS: PatternChain(log_largest, MAX_ORDER)}, *of_squares)
 
 
 def _powers(

@@ -99,8 +99,8 @@ class SampledChain(LossModel):
             for part in (loss, self._estimating):  # they may be frozen dataclasses
                 object.__setattr__(part, "chunk_parts", _PARTS)
         self.loss, self.work, self.most_work = loss, loss.work, _MOST_WORK
-        # a part of a chunk would be compiled for itself
-        self._least = max(chunked.chunk_size(2**12, self.work * loss.chunk_parts), _LEAST)
+        # a part of a chunk is made whole
+        self._least = max(chunked.chunk_size(self.work * loss.chunk_parts), _LEAST)
         self.method = f"group privacy from the whole profile of sampled {loss.name}"
         self.estimator = f"group privacy from the estimated profile of sampled {loss.name}"
         # each that is used takes samples

@@ -49,15 +49,13 @@ import functools
 import math
 from typing import NamedTuple
 
-import jax
 import numpy as np
 import scipy
 
-from mfopt._runtime import _quick
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, PatternChain, require_range, summed
-from mfopt.accounting.monte_carlo.pattern_frozen import PatternLikelihood
+from mfopt.accounting.monte_carlo.pattern_frozen import squares
 from mfopt.accounting.monte_carlo.separated import LONGEST, Separated
 
 _KEPT = 4  # singular values of U that are used one by one
@@ -142,7 +140,7 @@ def ceilings(pattern: Separated) -> Ceilings:
     Raises:
       FailureError: contributions of a unit are longer than the likelihood is known for.
     """
-    of_squares = squares(pattern)
+    of_squares = [float(square) for square in squares(pattern)[:3]]
     require_range("the contribution of a unit has a squared norm of", of_squares[0], LONGEST)
 
     @functools.cache
@@ -189,18 +187,7 @@ def estimated(pattern: Separated) -> Ceilings:
             tilts[l - 1] = tilts[l] + cost(l) / l
         return log_product(order)[0], tilts
 
-    return Ceilings({"chain": PatternChain(chain, MAX_ORDER)}, *squares(pattern))
-
-
-def squares(pattern: PatternLikelihood) -> tuple[float, float, float]:
-    largest, mean, of_mean = map(float, _three(pattern))
-    return largest, mean, of_mean
-
-
-@_quick.jit
-def _three(pattern: PatternLikelihood) -> tuple[jax.Array, ...]:
-    """One program: operation by operation, each would be compiled for each shape."""
-    return pattern.largest_square(), pattern.mean_square(), pattern.mean()[1]
+    return Ceilings({"chain": PatternChain(chain, MAX_ORDER)}, *map(float, squares(pattern)[:3]))
 
 
 def firsts(raised: np.ndarray, law: np.ndarray) -> np.ndarray:
