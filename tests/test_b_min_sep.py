@@ -9,17 +9,15 @@ import pytest
 from jax.test_util import check_grads
 from scipy import stats
 from scipy.special import logsumexp
-from selection import before_release
-from test_likelihoods import Cell, separated_chance, separated_steps
+from test_likelihoods import CELLS, Cell, separated_chance
 
 from mfopt._runtime._float64 import float64
-from mfopt.accounting import Mechanism, account
 from mfopt.accounting.monte_carlo import band, chunked, separated_ceilings
 from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw
 from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.errors import FailureError, UsageError
-from mfopt.sampling import BMinSep, Poisson
+from mfopt.sampling import BMinSep
 from mfopt.strategies import BandedSquareRoot, BandedToeplitz, Identity
 from mfopt.training import attack
 
@@ -28,9 +26,8 @@ CASES = [(4, 3, 2, 2), (5, 2, 4, 3), (6, 2, 5, 5), (3, 3, 1, 1), (5, 3, 3, 3), (
 
 
 def enumerated_cell(bins, epochs, separation, bands):
-    """A mechanism whose patterns are written out, and their steps."""
-    scheme = BMinSep(bins, epochs, separation)
-    return Cell(scheme, bands, 1.0), list(separated_steps(scheme.iterations, separation))
+    """A mechanism whose patterns are written out."""
+    return Cell(BMinSep(bins, epochs, separation), bands, 1.0)
 
 
 def fits(counts, chances):
@@ -43,55 +40,60 @@ def fits(counts, chances):
     return stats.chisquare(recorded[some], expected[some], sum_check=False).pvalue
 
 
-DRAWN = [(4, 3, 2, 2), (5, 2, 4, 3)]
+# name of a cell -> chances of its patterns under a rule that is not the scheme's
+WRONG = {
+    # all are available in the first step
+    "separated": lambda cell: [
+        separated_chance(tuple(np.flatnonzero(picks)), cell.scheme, stationary=False)
+        for picks in cell.patterns[0]
+    ],
+    # Poisson sampling
+    "random partition": lambda cell: np.prod(np.where(cell.patterns[0], 0.2, 0.8), axis=1),
+}
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("case", before_release([list(case) for case in DRAWN], 0))
+@pytest.mark.parametrize("name", WRONG)
 @float64
-def test_loader_accountant_and_audit_draw_from_the_law(case):
-    (cell, steps), units = enumerated_cell(*case), 20_000
-    scheme, chances = cell.scheme, cell.patterns[1]
-    other = np.array([separated_chance(s, scheme, stationary=False) for s in steps])
-    reference = {pattern: i for i, pattern in enumerate(steps)}
-    draw = scheme.draws(units, 3)
-    flags = np.zeros((units, scheme.iterations), bool)
-    for step in range(scheme.iterations):
-        flags[draw(step), step] = True
-    audited = attack.participations(scheme, units, np.random.default_rng(4))
-    for rows in (flags, audited):
-        counts = np.bincount(
-            [reference[tuple(np.flatnonzero(row))] for row in rows], minlength=len(steps)
-        )
-        assert fits(counts, chances) > 1e-3
-        assert fits(counts, other) < 1e-6  # a control
-    likelihood = cell.loss.likelihood
-    places = jax.jit(likelihood.first, static_argnums=1)(jax.random.key(5), units)
-    products, expected = np.asarray(likelihood.products(places)), cell.modes @ cell.entries
-    nearest = np.argmin(np.sum((products[:, None] - expected) ** 2, axis=2), axis=1)
-    np.testing.assert_allclose(products, expected[nearest], rtol=1e-11, atol=1e-11)
-    assert fits(np.bincount(nearest, minlength=len(steps)), chances) > 1e-3
-
-
-@pytest.mark.ci
-def test_separation_of_one_is_poisson_sampling():
-    scheme = BMinSep(8, 3, 1)
-    assert scheme.probability == 1 / 8
-    strategy, x = Identity(), np.random.default_rng(0).normal(size=(4, 24))
-    log_ratios = BMinSepLaw(scheme).exact(strategy).log_ratio(jnp.asarray(x))
-    np.testing.assert_allclose(
-        log_ratios, np.sum(np.log1p(np.expm1(x - 0.5) / 8), axis=1), rtol=1e-6, atol=1e-6
+def test_loader_accountant_and_audit_draw_from_the_law(name):
+    cell, units = CELLS[name], 20_000
+    (picks, chances), likelihood = cell.patterns, cell.loss.likelihood
+    steps = cell.scheme.iterations
+    powers = 2 ** np.arange(steps)
+    expected, wrong = (
+        np.bincount(np.intp(picks @ powers), weights=law, minlength=2**steps)
+        for law in (chances, WRONG[name](cell))
     )
-    position = {"noise_multiplier": 1.0, "epsilon": 1.0}
-    exact = account(Mechanism(Poisson(1 / 8, 24)), **position).delta
-    bound = account(Mechanism(scheme), samples=2**15, seed=0, **position).delta
-    assert exact * (1 - 1e-4) <= bound <= 1.1 * exact
+    happens = expected > 0
+    draw, loaded = cell.scheme.draws(units, 3), np.zeros((units, steps))
+    for step in range(steps):
+        loaded[draw(step), step] = 1
+    audited = attack.participations(cell.scheme, units, np.random.default_rng(4))
+    first = jax.jit(likelihood.first, static_argnums=1)(jax.random.key(5), units)
+    products, gram = np.asarray(likelihood.products(first)), cell.entries.T @ cell.entries
+    drawn = np.rint(np.linalg.solve(gram, products.T).T)
+    np.testing.assert_allclose(products, drawn @ gram, rtol=1e-9, atol=1e-9)
+    for flags in (loaded, audited, drawn):
+        counts = np.bincount(np.intp(flags @ powers), minlength=2**steps)
+        assert counts[happens].sum() == units
+        assert fits(counts[happens], expected[happens]) > 1e-3
+        assert fits(counts[happens], wrong[happens] / wrong[happens].sum()) < 1e-6  # a control
+
+
+def test_separation_of_one_is_poisson_sampling():
+    scheme = BMinSep(4, 2, 1)
+    assert scheme.probability == 1 / 4
+    x = np.random.default_rng(0).normal(size=(4, 8))
+    log_ratios = BMinSepLaw(scheme).exact(Identity()).log_ratio(jnp.asarray(x))
+    np.testing.assert_allclose(
+        log_ratios, np.sum(np.log1p(np.expm1(x - 0.5) / 4), axis=1), rtol=1e-6, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("order", [1, 3])
 def test_ceiling_of_a_mean_is_no_less_than_the_largest_of_all_patterns(case, order):
-    (cell, _), rng = enumerated_cell(*case), np.random.default_rng(2)
+    cell, rng = enumerated_cell(*case), np.random.default_rng(2)
     picks, chances = cell.patterns
     scheme, gram = cell.scheme, cell.loss.likelihood.gram
     for tilt in (np.zeros(scheme.iterations), rng.normal(0, 0.3, scheme.iterations)):
@@ -137,9 +139,7 @@ def test_what_is_not_known_is_refused():
     ):
         with pytest.raises(UsageError, match=match):
             call()
-    small, large = (
-        enumerated_cell(*case)[0].loss.likelihood for case in ((4, 3, 2, 2), (8, 3, 4, 4))
-    )
+    small, large = (enumerated_cell(*case).loss.likelihood for case in ((4, 3, 2, 2), (8, 3, 4, 4)))
     with pytest.raises(FailureError, match="beyond numerical range"):
         separated_ceilings.ceilings(small.scaled(0.01))
     # an order at which a participation is certain in float64 has no ceiling

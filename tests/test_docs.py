@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import os
 import re
 import sys
 import types
-from pathlib import Path
 
 import click
 import documentation
@@ -153,37 +151,6 @@ def test_what_a_page_writes_it_may_write_again():
             for arguments, _ in documentation.commands(block):
                 if "--out" in arguments and arguments[0] != "train":
                     assert "--force" in arguments, f"{page}:{block.line}: {arguments}"
-
-
-def test_every_page_is_two_clicks_from_the_first():
-    """By links in the pages alone; the site's tabs lead to each section besides."""
-    clicks, todo = {"index.md": 0}, ["index.md"]
-    for page in todo:
-        text = (ROOT / "docs" / page).read_text()
-        for target in re.findall(r"\]\(([^)#:\s]+\.md)", text):
-            actual = os.path.normpath(Path(page).parent / target)
-            if not actual.startswith("..") and actual not in clicks:
-                clicks[actual] = clicks[page] + 1
-                todo.append(actual)
-    pages = {str(page.relative_to("docs")) for page in PAGES if page.parts[0] == "docs"}
-    assert pages == clicks.keys() and max(clicks.values()) <= 2, pages ^ clicks.keys()
-
-
-def test_twelve_questions_are_two_clicks_from_an_answer():
-    """One click from the table on the first page, to a heading that is there."""
-    table = (ROOT / "docs/index.md").read_text().split("## Questions")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| (.+\?) \| (.+) \|$", table, re.M)
-    assert len(rows) >= 12
-    for question, answer in rows:
-        links = re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", answer)
-        assert links, question
-        for page, anchor in links:
-            text = (ROOT / "docs" / (page or "index.md")).read_text()
-            titles = [
-                re.sub(r"[^\w\s-]", "", t).strip() for t in re.findall(r"^#+ (.*)$", text, re.M)
-            ]
-            slugs = [title.lower().replace(" ", "-") for title in titles]
-            assert not anchor or anchor in slugs, (question, anchor)
 
 
 def test_the_page_about_the_machine_says_what_the_code_does():

@@ -187,16 +187,21 @@ def test_a_state_that_no_stream_makes_is_refused(change):
     stream.next(state)  # control
 
 
-@pytest.mark.parametrize("change", ["step", "late", "shape", "missing", "extra", "nan", "pinned"])
+@pytest.mark.parametrize(
+    "change",
+    ["step", "late", "float", "shape", "missing", "extra", "nan", "pinned", "key", "type"],
+)
 def test_a_file_with_other_contents_is_refused(tmp_path, change):
     stream = make(BLT)
     path = tmp_path / "state.npz"
     save_state(path, stream, advanced(stream))
     header, arrays = read_secret(path)
-    if change == "step":
-        header["step"] = -1
-    elif change == "late":
-        header["step"] = 7
+    if change in ("step", "late", "float"):
+        header["step"] = {"step": -1, "late": 7, "float": 1.0}[change]
+    elif change == "key":
+        arrays["key"] = arrays["key"][:2]
+    elif change == "type":
+        arrays["buffer/1"] = arrays["buffer/1"].astype(np.float64)
     elif change == "pinned":
         header["pinned"] = "no"
     elif change == "shape":

@@ -89,36 +89,6 @@ def test_objective_gradient_matches_finite_differences(kind):
         assert evaluation.gradient @ direction == pytest.approx(numeric, rel=1e-4, abs=3e-7)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("kind", before_release(["blt", "banded", "dense"], 0))
-def test_sigma_gradient_is_implicit_differentiation(kind):
-    """d log σ/dC alone, against re-solving with the public calibration's estimator."""
-    from mfopt.accounting.monte_carlo import design_point, dominating_pair
-
-    loss = lambda strategy, sigma: jnp.log(sigma)  # noqa: E731
-    target, mapping = objective_for(every_strategy(N)[kind], loss)
-    placed = target.placed(mapping.start)
-    evaluation = placed.evaluation
-    direction = np.random.default_rng(2).normal(size=mapping.start.shape)
-    direction[mapping.start < -20] = 0
-    solutions = []
-    log_delta = jax.jit(design_point.log_delta)
-    with jax.enable_x64(True):
-        for h in (-1e-4, 1e-4):
-            built = mapping.build(jnp.asarray(mapping.start + h * direction))
-            pair = dominating_pair.jittered(built.gram(SCHEME))
-            terms = design_point.exponents(pair, placed.placement.proposal, target._draws)
-            low, high = evaluation.value - 0.1, evaluation.value + 0.1
-            for _ in range(60):  # plain bisection, nothing shared with the solver
-                middle = (low + high) / 2
-                above = log_delta(terms, middle, 2.0) > math.log(1e-4)
-                low, high = (middle, high) if above else (low, middle)
-            solutions.append(middle)
-    numeric = (solutions[1] - solutions[0]) / 2e-4
-    assert evaluation.gradient @ direction == pytest.approx(numeric, rel=1e-5)
-    assert evaluation.noise_multiplier == pytest.approx(math.exp(sum(solutions) / 2), rel=1e-6)
-
-
 @pytest.mark.parametrize("workload", range(4))
 def test_losses_are_the_errors_they_are_named_after(workload):
     from test_query_error import every_workload

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import logsumexp
-from test_b_min_sep import fits
 from test_likelihoods import CELLS, EPSILON
 
 from mfopt._runtime._float64 import float64
@@ -18,10 +17,9 @@ from mfopt.accounting.monte_carlo.random_partition import RandomPartitionLaw
 from mfopt.errors import UsageError
 from mfopt.sampling import Poisson, RandomPartition
 from mfopt.strategies import BandedToeplitz, Identity
-from mfopt.training import attack
 
 CELL = CELLS["random partition"]
-PICKS, CHANCES = CELL.patterns
+CHANCES = CELL.patterns[1]
 GROUPS = slice(0, 8), slice(8, 12)  # patterns of three steps, and of two
 
 
@@ -63,27 +61,6 @@ def test_powers_are_drawn_from_their_density_and_no_value_is_above_its_ceiling(o
         assert weights.mean() == pytest.approx(1, abs=4 * weights.std() / math.sqrt(size))
     other = np.exp(loss - log_densities(x, 3 - order)[0])
     assert abs(other.mean() - 1) > 6 * other.std() / math.sqrt(size)  # a control
-
-
-@float64
-def test_loader_accountant_and_audit_draw_from_the_law():
-    units, steps = 20_000, CELL.scheme.iterations
-    draw = CELL.scheme.draws(units, 3)
-    loaded = np.zeros((units, steps), bool)
-    for step in range(steps):
-        loaded[draw(step), step] = True
-    audited = attack.participations(CELL.scheme, units, np.random.default_rng(4))
-    drawn = CELL.loss.likelihood.first(jax.random.key(5), units)
-    powers = 2 ** np.arange(steps)
-    expected = np.bincount(np.intp(PICKS @ powers), weights=CHANCES, minlength=2**steps)
-    happens = expected > 0
-    for flags in map(np.intp, (loaded, audited, drawn)):
-        counts = np.bincount(flags @ powers, minlength=2**steps)
-        assert counts.sum() == counts[happens].sum()
-        assert fits(counts[happens], expected[happens]) > 1e-3
-    poisson = np.prod(np.where(PICKS, 0.2, 0.8), axis=1)  # a control
-    poisson = np.bincount(np.intp(PICKS @ powers), weights=poisson, minlength=2**steps)[happens]
-    assert fits(counts[happens], poisson / poisson.sum()) < 1e-6
 
 
 def test_a_known_group_protects_less():
