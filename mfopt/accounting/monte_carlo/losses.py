@@ -53,11 +53,8 @@ class LikelihoodLoss(SampledLoss):
         """Component that all patterns share, if accounting it exactly pays off; else None."""
 
     @abc.abstractmethod
-    def ceilings(self, scaled: PyTree, common: float) -> Ceilings:
-        """Maxima over all patterns, in noise units.
-
-        ``common`` is the square of the shared component that is paid apart; 0 for none.
-        """
+    def ceilings(self, scaled: PyTree) -> Ceilings:
+        """Maxima over all patterns, in noise units."""
 
     @property
     def work(self) -> int:
@@ -75,11 +72,11 @@ class LikelihoodLoss(SampledLoss):
     def _at(self, noise_multiplier: float, split: bool) -> tuple[Likelihood, Ceilings]:
         scaled = self.likelihood.scaled(noise_multiplier)
         if not split:
-            return scaled, self.ceilings(scaled, 0.0)
+            return scaled, self.ceilings(scaled)
         assert self.shared is not None
         residual = Residual(self.likelihood, self.shared).scaled(noise_multiplier)
         common = float(residual.shared.shift) ** 2
-        return residual, self.ceilings(scaled, common).without(common)
+        return residual, self.ceilings(scaled).without(common)
 
     def _sampled(self, point: Point) -> tuple[Likelihood, Ceilings, Point]:
         """Likelihood, ceilings and point that are sampled: without the shared component, if any."""
