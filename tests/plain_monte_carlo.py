@@ -68,6 +68,12 @@ def _add(key: jax.Array, size: int, known: KeptBins, epsilon: float) -> tuple[ja
 _KERNELS = {"remove": _remove, "add": _add}
 
 
+def log_sums(exponents: np.ndarray) -> np.ndarray:
+    """log Σ_j e^x_j of each row; scipy's takes twice as long."""
+    top = exponents.max(axis=1, keepdims=True)
+    return np.log(np.exp(exponents - top).sum(axis=1)) + top[:, 0]
+
+
 def mixture(
     modes: Any,
     sigma: float,
@@ -94,9 +100,7 @@ def mixture(
         noise = rng.normal(size=(size, modes.shape[1]))
         moved = noise + modes[rng.choice(len(modes), size, p=chances)]
         for direction, x, sign in (("remove", moved, -1), ("add", noise, 1)):
-            exponents = x @ modes.T + constants
-            top = exponents.max(axis=1, keepdims=True)
-            loss = np.log(np.exp(exponents - top).sum(axis=1)) + top[:, 0]
+            loss = log_sums(x @ modes.T + constants)
             values[direction].append(np.maximum(-np.expm1(epsilon + sign * loss), 0))
     whole = {direction: np.concatenate(parts) for direction, parts in values.items()}
     return {d: (float(v.mean()), float(v.std()) / math.sqrt(v.size)) for d, v in whole.items()}
