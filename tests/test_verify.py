@@ -159,7 +159,9 @@ def test_one_value_is_tested_in_a_round_and_released_where_it_is_accepted(questi
     tested = [x[index] for x in model.asked]
     assert len(tested) == actual.tests == refused + 1
     assert (actual.noise_multiplier, actual.epsilon)[index] == tested[-1]
-    assert len(set(model.keys)) == len(model.keys)  # fresh samples for each
+    used = model.keys + model.pilot_keys
+    assert len(set(used)) == len(used)  # fresh samples for each pilot and test
+    assert model.betas == [pytest.approx(DELTA / 1000)] * len(model.keys)
     assert actual.samples == model.sizes[-1]
     assert actual.beta == pytest.approx((refused + 1) * DELTA / 1000)
 
@@ -175,18 +177,6 @@ def test_a_refused_first_value_starts_a_new_round_that_is_charged():
     model = Known(lambda truth, number, key: refuse if number == 0 else (good, 0.0))
     sigma = Engine(model, 0).noise_multiplier(1.0, DELTA)
     assert sigma.beta == 2 * DELTA / 1000 and len(set(model.keys)) == len(model.keys)
-
-
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_tests_take_fresh_samples_and_the_failure_probability_that_is_charged(question):
-    refuse, good = (2 * DELTA, 0.0), (0.5 * DELTA, 0.0)
-    model = Known(lambda truth, number, key: refuse if number == 0 else good)
-    if question == "certify":
-        model = Known(lambda *_: good)
-    QUESTIONS[question](model)
-    used = model.keys + model.pilot_keys
-    assert len(set(used)) == len(used) >= 2  # of pilots, of tests, of rounds
-    assert model.betas == [pytest.approx(DELTA / 1000)] * len(model.keys)
 
 
 @pytest.mark.parametrize("wrong", [False, True], ids=["as it is", "without the stop"])
@@ -449,7 +439,9 @@ def test_each_round_of_a_certificate_has_its_own_samples_and_counts():
     model = Known(lambda truth, number, key: (DELTA * (1.1 - 0.06 * number), 0.0), samples=None)
     certificate = Engine(model, 0).certify(3.2, 1.0, DELTA)
     assert certificate.tests == 3 and certificate.beta == pytest.approx(3 * DELTA / 1000)
-    assert len(set(model.keys)) == 3 and model.sizes[1:] == [4 * size for size in model.sizes[:-1]]
+    used = model.keys + model.pilot_keys
+    assert len(set(used)) == len(used) > 3 and len(model.keys) == 3
+    assert model.sizes[1:] == [4 * size for size in model.sizes[:-1]]
 
 
 def test_statements_that_are_false_by_far_are_refused_before_the_samples():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from alterations import GONE, alterations, places, with_leaf
 from click.testing import CliRunner
 from mfopt_cli.commands.verify import command
 from selection import before_release
@@ -16,7 +17,6 @@ from mfopt.guarantee import Guarantee
 from mfopt.training import verification
 from mfopt.training.prepare import prepare
 
-GONE = object()  # in place of a value: the field is left out
 FILE = Path(__file__).parents[1] / "artifacts" / "factorizations" / "blt-4-8x32-eps2.npz"
 
 
@@ -76,38 +76,6 @@ def test_an_honest_report_holds_and_a_better_one_does_not(data, tmp_path, change
         match = r"must have the fields beta2, chosen|not a privacy report"
         with pytest.raises(UsageError, match=match):
             verification.verify(written)
-
-
-def places(value, path=()):
-    """Path and value of every leaf of JSON; an empty table or list is one."""
-    if not isinstance(value, dict | list) or not value:
-        yield path, value
-        return
-    for name in value if isinstance(value, dict) else range(len(value)):
-        yield from places(value[name], (*path, name))
-
-
-def alterations(leaf):
-    """Other values of the same type, and of other types."""
-    if isinstance(leaf, bool):
-        return [not leaf, int(leaf), None, GONE]
-    if isinstance(leaf, int):
-        return [leaf + 1, float(leaf), True, None, GONE]
-    if isinstance(leaf, float):
-        return [1.01 * leaf or 0.01, 0.99 * leaf or -0.01, None, 1, GONE]
-    return ["x", None, 1, GONE] if isinstance(leaf, str) else ["x", 1, GONE]
-
-
-def with_leaf(facts, path, value):
-    changed = json.loads(json.dumps(facts))
-    index = changed
-    for name in path[:-1]:
-        index = index[name]
-    if value is GONE:
-        del index[path[-1]]
-    else:
-        index[path[-1]] = value
-    return changed
 
 
 @pytest.mark.ci
