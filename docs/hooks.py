@@ -60,7 +60,9 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Let those links lead there."""
+    """Let those links lead there; the search names pages of the API behind the others."""
+    if page.file.src_uri.startswith("api/"):
+        page.meta["search"] = {"boost": 0.1}
     up = "../" * page.file.src_uri.count("/")
     for link, path in set(outside(page.file.src_uri)):
         name = path + ".txt" if path.endswith((".md", ".py")) else path

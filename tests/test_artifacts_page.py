@@ -47,7 +47,8 @@ _NO_RESULT = re.compile(
     r"|\d+ × \d+|10[⁰-⁹¹²³⁻]+|20\d\d-\d\d-\d\d|[Ss]ections? [\d.]+|95%|jax-privacy 2\.0"
     r"|[εδσ₂]+ (?:=|up to|every) [\d.e-]+(?:(?:, | and | or | to )[\d.]+(?![\d%]))*"
     r"|(?:rates?|grid|moves?|momentum|top-p|q) (?:of )?[\d.]+(?:(?:, | and | to )[\d.]+)*"
-    r"|[Vv]ersions? [\d.]+|(?:Python|flwr|pfl|PEFT|Apache|Theorem|Lemma)[ -][\d.]+|\b0\.\d\.[\dy]",
+    r"|[Vv]ersions? [\d.]+|(?:Python|flwr|ray|pfl|PEFT|Apache|Theorem|Lemma)[ -][\d.]+"
+    r"|\b0\.\d\.[\dy]",
     re.DOTALL,
 )
 GENERATED = {"accuracy", "field"}  # whose tables other tests make again
