@@ -265,7 +265,7 @@ def test_the_ceiling_alone_is_a_bound():
     assert ceiling_bound.value >= sampled_bound.ceiling >= sampled_bound.value / (1 + 1e-6)
 
 
-@pytest.mark.parametrize("bins", [1, 5, 8, 128, 131])
+@pytest.mark.parametrize("bins", [1, 8, 131])
 def test_a_pick_is_that_of_the_inverse_distribution_function(bins):
     """The same uniform number leads to the same column, whatever is added to a row."""
     size, key = 1000, jax.random.key(3)
