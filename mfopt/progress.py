@@ -25,7 +25,7 @@ class Progress:
       at_most: ``total`` is a ceiling; the stage may well end before it, nobody knows when.
       note: the best value so far, the cell at work, or whatever else is worth a look.
       lasting: ``note`` is worth keeping in view after the work has moved on.
-      uneven: pieces differ in size, nobody knows how much: no end follows from their pace.
+      paced: pieces take equally long, so that an end follows from their pace.
     """
 
     stage: str
@@ -35,7 +35,7 @@ class Progress:
     at_most: bool = False
     note: str = ""
     lasting: bool = False
-    uneven: bool = False
+    paced: bool = False
 
     @property
     def fraction(self) -> float:

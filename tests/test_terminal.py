@@ -131,24 +131,23 @@ from mfopt_cli.live import Live
 with Live(True) as live:
     for stage in ("first stage", "second stage"):
         for done in range(6):
-            live(Progress(stage, done, 6, "steps", note="σ = 1.5"))
+            live(Progress(stage, done, 6, "steps", note="σ = 1.5", paced=True))
             time.sleep(0.06)
     live(Progress("second stage", note="something to keep", lasting=True))
 print("the end")
 """
 
 
-@pytest.mark.parametrize("unknown_end", ["", "at_most", "uneven"])
-def test_the_time_left_is_told_where_it_follows_from_the_pace(unknown_end, monkeypatch, capsys):
+@pytest.mark.parametrize("paced", [True, False])
+def test_the_time_left_is_told_where_it_follows_from_the_pace(paced, monkeypatch, capsys):
     clock = [0.0]
     monkeypatch.setattr(live, "time", SimpleNamespace(perf_counter=lambda: clock[-1]))
-    flags = {unknown_end: True} if unknown_end else {}
     with live.Live(True) as shown:  # the first piece is compilation, and not timed
         for seconds, done in ((0.0, 0), (50.0, 1), (60.0, 3)):
             clock.append(seconds)
-            shown(Progress("work", done, 8, "cells", **flags))
+            shown(Progress("work", done, 8, "cells", paced=paced))
     lines = capsys.readouterr().err.splitlines()
-    assert ("about 25 s left" in lines[-1]) is not bool(unknown_end) and "3 of" in lines[-1]
+    assert ("about 25 s left" in lines[-1]) is paced and "3 of" in lines[-1]
     assert not any("left" in line for line in lines[:-1])
 
 

@@ -1,10 +1,9 @@
 """One progress display for all stages of a command, on standard error.
 
 On a terminal two lines are redrawn a few times a second; elsewhere a plain line is written now
-and then. The time left comes from the pace between finished pieces of work: what comes before the
-first of them is taken for compilation and not counted. It is shown once a twentieth of a stage was
-timed, and never of a stage that may end early or whose pieces differ: what was left was then within
-a factor of two in all commands that were timed.
+and then. The time left in a stage comes from the pace between finished pieces of work: what comes
+before the first of them is taken for compilation and not counted. It is shown for steps of training
+once a tenth of them was timed; of other stages it was measured off by more than a factor of two.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from mfopt.progress import Progress
 from mfopt_cli import display
 
 COMPILING = "compiling (first run only)"  # what comes before the first report of JAX's work
-_TIMED = 0.05  # part of a stage that is timed before its end is told
+_TIMED = 0.1  # part of a stage that is timed before its end is told
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # seconds between lines where nothing can be redrawn
 
 
@@ -122,7 +121,7 @@ class Live:
     def _left(self, clock: float) -> str:
         begun, fraction_then = self._first or (clock, 1.0)
         timed = self._event.fraction - fraction_then
-        if timed < _TIMED or self._event.at_most or self._event.uneven:
+        if timed < _TIMED or not self._event.paced:
             return ""
         seconds = (1 - self._event.fraction) * (self._told - begun) / timed - (clock - self._told)
         # one that is over is withdrawn

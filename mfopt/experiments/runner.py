@@ -79,7 +79,7 @@ def _counting(cells: list[Cell], progress: Report) -> Callable[[Cell], None]:
     at some time in five of six comparisons that the costs were not fitted on.
     """
     done = 0
-    event = Progress("computing", 0, len(cells), "cells", uneven=True)
+    event = Progress("computing", 0, len(cells), "cells")
     progress(event)
 
     def told(cell: Cell) -> None:

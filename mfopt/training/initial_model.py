@@ -199,5 +199,5 @@ def _pretrain(model: Model, store: TokenStore, config: TrainConfig, progress: Re
         state, done = result.state, result.step + 1
         if done % 10 == 0 or done == steps:  # looking at the loss waits for the step
             loss = float(result.statistics.loss) / max(1.0, float(result.statistics.targets))
-            progress(Progress(stage, done, steps, "steps", note=f"loss {loss:.3f}"))
+            progress(Progress(stage, done, steps, "steps", note=f"loss {loss:.3f}", paced=True))
     return state.params

@@ -186,7 +186,9 @@ class Recorder(contextlib.ExitStack):
                 f"loss {row['loss']:.3f}, clipped {row['clipped_fraction']:.0%}, "
                 f"{row['tokens_per_second']:.0f} tokens/s"
             )
-        self._report(Progress("training", result.step + 1, self._total, "steps", note=note))
+        self._report(
+            Progress("training", result.step + 1, self._total, "steps", note=note, paced=True)
+        )
 
     def evaluations(self, step: int, results: Mapping[str, HeldOutLoss]) -> None:
         """Record losses on held-out parts after ``step`` steps."""
