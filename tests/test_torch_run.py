@@ -651,6 +651,19 @@ def test_batches_of_nobody_keep_the_structure_of_a_batch():
         collated(lambda records: 3, records, [])
 
 
+def test_a_probe_of_collate_fn_copies_records_and_not_all_that_they_are_views_of():
+    from mfopt.torch.loader import Collator
+
+    table, sizes = torch.zeros(100, 3), set()
+
+    def collate(records):
+        sizes.update(x.untyped_storage().nbytes() for x in records)
+        return torch.stack(records)
+
+    Collator(collate, table)((list(range(4)), list(table[:4])))
+    assert sizes == {12, 1200}  # of a copied row; of the table, in the batch itself
+
+
 @pytest.mark.release
 def test_two_processes_make_the_step_of_one(tmp_path):
     child = Path(__file__).parent / "torch_two_processes.py"

@@ -79,9 +79,6 @@ class _Numbered(data.Dataset[Any]):
     def __len__(self) -> int:
         return len(self.records)
 
-    def __getitem__(self, unit: int) -> object:
-        return self.records[unit]
-
     def __getitems__(self, units: list[int]) -> tuple[list[int], list[object]]:
         at_once = getattr(self.records, "__getitems__", None)
         return units, at_once(units) if at_once and units else [self.records[i] for i in units]
@@ -133,8 +130,10 @@ class Collator:
     def _rows_of(self, records: list[object]) -> list[bytes]:
         """Content of each row of the batch of ``records``; nothing where it has not one of each."""
         tensors: list[torch.Tensor] = []
+        # of a view not what it is a view of, which may be all data
+        records = copy.deepcopy(pytree.tree_map_only(torch.Tensor, torch.clone, records))
         with seeded([]):
-            _mapped(tensors.append, self._collate(copy.deepcopy(records)))
+            _mapped(tensors.append, self._collate(records))
         rows = [
             x.reshape(len(records), -1).contiguous().view(torch.uint8).numpy()
             for x in tensors

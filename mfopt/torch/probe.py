@@ -92,8 +92,6 @@ def _parts(value: object) -> Contents:
     if isinstance(value, types.FunctionType):
         globals_used = {name: value.__globals__.get(name) for name in value.__code__.co_names}
         return {**globals_used, **_held(value)}
-    if isinstance(value, types.GeneratorType):
-        return {} if value.gi_frame is None else value.gi_frame.f_locals
     forward = getattr(type(value), "forward", None)
     if isinstance(value, torch.nn.Module) and isinstance(forward, types.FunctionType):
         return {"forward": _held(forward), **vars(value)}
@@ -153,10 +151,11 @@ def refuse_difference(
     """
 
     before, after = (
-        torch.cat([x.detach().nan_to_num().ravel().double() for x in tensors])
+        torch.cat([x.detach().ravel() for x in tensors]).nan_to_num()
         for tensors in (reference, repeated)
     )
-    distance = float((before - after).norm() / before.norm().clamp(min=bound))
+    difference, norm = (x.norm(dtype=torch.double) for x in (before - after, before))
+    distance = float(difference / norm.clamp(min=bound))
     if not distance <= _TOLERANCE:
         rule = f"moved by {distance:.3g} of its bound after other examples, or beside them: model "
         rule += "or loss remember or mix examples"
