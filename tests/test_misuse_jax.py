@@ -178,7 +178,7 @@ def a_batch_of_another_step_outside_of_jit():
 @refused("its guarantee no further noise", NoiseExhaustedError)
 def a_step_past_the_last_outside_of_jit():
     loop = Loop(taken=10)
-    batch = dataclasses.replace(loop.batches[9], step=np.int32(10), tag=np.uint32(0))
+    batch = dataclasses.replace(loop.batches[9], step=np.int32(10), tag=None)
     from mfopt.jax.batches import tag_of
 
     batch = dataclasses.replace(batch, tag=tag_of(batch, loop.state.noise.key))

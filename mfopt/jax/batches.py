@@ -5,20 +5,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.random import threefry_2x32
 
 from mfopt._runtime import _check
 from mfopt._runtime._arrays import Array
 from mfopt._runtime._pytree import pytree
+from mfopt.noise import uses
 from mfopt.sampling import UnitSampler
 from mfopt.sampling.sampler import pad
-
-_ODD = np.uint32(0x9E3779B9)  # steps through all 32-bit numbers
 
 
 @pytree
@@ -33,7 +32,7 @@ class StepBatch:
       step: that it is for, int32; of the shape of ``units`` without its last axis, as the rest.
       part: place of the microbatch in its step.
       parts: microbatches of the step.
-      tag: identifies the batches of a run.
+      tag: identifies the batches of a run; uint32 (3,) of a microbatch.
     """
 
     units: Array
@@ -44,31 +43,22 @@ class StepBatch:
     tag: Any
 
 
-def tag_of(batch: StepBatch, secret: Array, xp: ModuleType = jnp) -> Array:
-    """The tag of a microbatch, uint32; one of 2³² mistakes has the right one.
+def tag_of(batch: StepBatch, secret: Array) -> jax.Array:
+    """The tag of one microbatch, uint32 (3,); one of 2³² mistakes has the right one.
 
     It tells mistakes, not forgery: whoever trains has the secret.
 
     Args:
       batch: whose other fields are tagged.
       secret: the key of the run, uint32 (8,).
-      xp: numpy or ``jax.numpy``.
     """
+    numbers = jnp.stack([batch.step, batch.part, batch.parts])
+    words = jnp.concatenate([jnp.where(batch.mask, batch.units + 1, 0), numbers])
+    mixed = threefry_2x32(secret[:2], words.astype(jnp.uint32))
+    return uses.fingerprint([jax.lax.bitcast_convert_type(mixed, jnp.float32)])
 
-    def mixed(words: Array) -> Array:  # every bit of a word moves every other (Wellons' lowbias32)
-        words = (words ^ (words >> 16)) * np.uint32(0x7FEB352D)
-        words = (words ^ (words >> 15)) * np.uint32(0x846CA68B)
-        return words ^ (words >> 16)
 
-    def folded(words: Array) -> Array:
-        places = xp.arange(1, words.shape[-1] + 1, dtype=xp.uint32) * _ODD
-        # an axis of length 1 until the end: numpy warns where single numbers overflow
-        return mixed(mixed(words ^ places).sum(-1, dtype=xp.uint32, keepdims=True))[..., 0]
-
-    units = xp.where(batch.mask, batch.units + 1, 0).astype(xp.uint32)
-    numbers = xp.stack([batch.step, batch.part, batch.parts], -1).astype(xp.uint32)
-    run = xp.broadcast_to(folded(xp.asarray(secret, xp.uint32)), numbers.shape[:-1])
-    return folded(xp.stack([run, folded(units), folded(numbers)], -1))
+_tags = jax.jit(jax.vmap(tag_of, (0, None)))
 
 
 class Batches:
@@ -124,14 +114,9 @@ class Batches:
 
     def _batch(self, step: int, units: np.ndarray, slots: int = 1) -> StepBatch:
         rows = pad(units, self._width, slots=slots, fill=-1).astype(np.int32)
-        if self.microbatch is None:
-            rows = rows.reshape(1, -1)
-        parts, mask = len(rows), rows >= 0
-        number = np.arange(parts, dtype=np.int32)
-        scalars = [np.full(parts, x, np.int32) for x in (step, parts)]
-        batch = StepBatch(np.where(mask, rows, 0), mask, scalars[0], number, scalars[1], None)
-        batch = dataclasses.replace(batch, tag=tag_of(batch, self._key, np))
-        whole: StepBatch = batch
-        if self.microbatch is None:
-            whole = jax.tree.map(lambda x: x[0], batch)
-        return whole
+        rows = rows.reshape(1, -1) if self.microbatch is None else rows
+        number = np.arange(len(rows), dtype=np.int32)
+        steps, parts = (np.full_like(number, x) for x in (step, len(rows)))
+        batch = StepBatch(np.maximum(rows, 0), rows >= 0, steps, number, parts, None)
+        batch = dataclasses.replace(batch, tag=np.asarray(_tags(batch, self._key)))
+        return jax.tree.map(lambda x: x[0], batch) if self.microbatch is None else batch

@@ -279,7 +279,7 @@ class PrivateRun:
         def added(
             state: PrivateState, of_units: list[Any], batch: StepBatch
         ) -> tuple[list[Array], Array]:
-            is_own = tag_of(batch, state.noise.key) == batch.tag
+            is_own = (tag_of(batch, state.noise.key) == batch.tag).all()
             is_own &= (batch.step == state.noise.step) & (batch.part == state.part)
             squares = [jax.vmap(_square)(leaf) for leaf in of_units]
             factors = jax.vmap(self.clipping.factors)(squares).each
