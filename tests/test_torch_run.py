@@ -351,30 +351,11 @@ def test_a_second_one_that_would_draw_the_same_noise_cannot_be_made():
     import pickle
 
     run, _, optimizer = plain()
-    for used_elsewhere, match in (
-        (run, "same noise"),
-        (run.noise, "same noise"),
-        (optimizer, "leave out what adds the noise"),
-    ):
+    for used_elsewhere in (run, run.noise, optimizer):
         for make in (copy.copy, copy.deepcopy, pickle.dumps):
-            with pytest.raises(UsageError, match=match):
+            with pytest.raises(UsageError, match="same noise"):
                 make(used_elsewhere)
     copy.deepcopy(optimizer.state_dict())
-
-
-@pytest.mark.parametrize(
-    ("module", "loss", "match"),
-    [
-        (None, loss_of, r"module = .*must be of class Module"),
-        (..., lambda model, batch: model(batch[0]), r"loss = \(1, 3\): must give a scalar"),
-        (..., lambda model, batch: 1.0, "loss = 'float': must give a scalar"),
-    ],
-)
-def test_what_gives_no_gradients_is_refused(module, loss, match):
-    from mfopt.torch.clipping import add_clipped
-
-    with pytest.raises(UsageError, match=match):
-        add_clipped(network() if module is ... else module, loss, data()[:2], CLIP, {})
 
 
 def test_a_step_of_opacus_needs_exactly_one_batch_of_the_loader():
@@ -532,13 +513,14 @@ def test_norms_of_long_gradients_do_not_drift(numbers):
 def test_sums_in_16_bits_are_refused_where_they_would_be_made():
     from mfopt.torch import PrivateRun
 
-    half = torch.nn.Linear(64, 64, bias=False).to(torch.bfloat16)
-    batch = torch.randn(3, 64, dtype=torch.bfloat16)
-    with pytest.raises(UsageError, match=r"module = 'torch.bfloat16'.*autocast"):
-        backward(half, lambda m, b: m(b).sum(), batch, 0.5)
+    batch = torch.randn(3, 64)
+    run, model, optimizer = plain()
+    model.to(torch.bfloat16)
+    with pytest.raises(UsageError, match=r"sums = .*narrower than float32.*autocast"):
+        optimizer.step()
     run = PrivateRun(factorization(), RECORDS, CLIP)
     with pytest.raises(UsageError, match="narrower than float32"):
-        run.attach(torch.optim.SGD(half.parameters(), lr=1.0))
+        run.attach(torch.optim.SGD(model.parameters(), lr=1.0))
     with pytest.raises(UsageError, match="narrower than float32"):
         made_private(model=network().to(torch.bfloat16))
     # the way out: 16 bits inside, parameters and sums in 32
@@ -548,7 +530,7 @@ def test_sums_in_16_bits_are_refused_where_they_would_be_made():
         with torch.autocast("cpu", torch.bfloat16):
             return 100 * model(batch).sum()
 
-    backward(model, loss, batch.float(), 0.5)
+    backward(model, loss, batch, 0.5)
     assert model.weight.grad.dtype == torch.float32
     assert 0 < float(model.weight.grad.norm()) <= 3 * 0.5
 
@@ -678,5 +660,5 @@ def test_two_processes_make_the_step_of_one(tmp_path):
         assert loaded["buffers"] == (rank == 0)
         torch.manual_seed(0)
         assert torch.equal(loaded["first"], torch.nn.Linear(4, 3).weight)  # rank 0's
-        assert "which have ['of step 1', 'of step 2']" in loaded["steps"]
+        assert "which have steps [1, 2]" in loaded["steps"]
         assert "holds gradients that run.backward did not make" in loaded["gradients"]

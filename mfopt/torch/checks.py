@@ -69,18 +69,13 @@ def follow_weights(module: torch.nn.Module) -> None:
         hold_weights(layer)
 
 
-def reshard(module: torch.nn.Module) -> None:
-    """Put the parts of parameters back where a pass with FSDP2 left whole ones."""
-    for layer in module.modules():
-        if callable(back := getattr(layer, "reshard", None)):
-            back()
-
-
 def refuse_uncovered(module: torch.nn.Module, attached: Iterable[torch.Tensor]) -> None:
     """Raise :class:`UsageError` unless the module's trainable parameters are those ``attached``."""
     way_out = "Call backward(module, loss, batch), in this order."
     _check.kind("module", module, torch.nn.Module, way_out)
-    reshard(module)
+    for layer in module.modules():  # a pass with FSDP2 may have left whole parameters
+        if callable(back := getattr(layer, "reshard", None)):
+            back()
     optimized = {id(p) for p in attached if p.requires_grad}
     trained = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
     for number, name in trained.items():
@@ -112,16 +107,6 @@ def take(parameters: list[torch.Tensor], run: Any) -> None:
         _taken[p] = weakref.ref(run)
 
 
-def require_same(name: str, value: object, facts: object) -> None:
-    """Raise :class:`UsageError`, in all processes, where ``value`` and ``facts`` are not theirs."""
-    every: list[Any] = [None] * place()[1]
-    torch.distributed.all_gather_object(every, (value, facts))
-    if any(one != every[0] for one in every):
-        rule = f"must be one in all processes, which have {[one[0] for one in every]}"
-        way_out = "Load in each what all saved at the same step of one run."
-        raise _check.reject(name, value, rule, way_out)
-
-
 def is_shard(tensor: torch.Tensor) -> bool:
     """True if this process has a part of a ``DTensor``."""
     return hasattr(tensor, "full_tensor")
@@ -141,16 +126,6 @@ def like(parameter: Any, whole: torch.Tensor) -> torch.Tensor:
     mesh = parameter.device_mesh
     everywhere = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return everywhere.redistribute(placements=parameter.placements)
-
-
-def refuse_meshes(parameters: list[torch.Tensor], ranks: int) -> None:
-    """Raise :class:`UsageError` for distributed parameters whose sums the run could not form."""
-    sizes = {p.device_mesh.size() for p in parameters if is_shard(p)}  # type: ignore[attr-defined]
-    if sizes != {ranks}:
-        spread = f"of parameters on {sorted(sizes)} processes"
-        rule = f"each of {ranks} takes its part of every batch: no tensor or pipeline parallelism"
-        way_out = "Use fully_shard with a mesh of all processes."
-        raise _check.reject("optimizer", spread, rule, way_out)
 
 
 def refuse_scaler(optimizer: object) -> None:

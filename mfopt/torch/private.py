@@ -64,14 +64,11 @@ def make_private(
 
     Raises:
       UsageError: as :class:`PrivateRun` and :meth:`PrivateRun.attach`; an option that contradicts
-        the factorization (``poisson_sampling``, ``noise_multiplier``, clipping other than flat), an
+        the factorization (``poisson_sampling``, ``noise_multiplier``, ``clipping``), an
         optimizer that lacks trainable parameters of the module, a model of ``fully_shard``; later
         as :meth:`PrivateRun.backward`, a loss that mixes examples, or two passes for one step.
     """
     refuse_decided(loader_options)
-    if loader_options.pop("clipping", "flat") != "flat":
-        rule = "noise is calibrated to one norm over all parameters"
-        raise _check.reject("clipping", "not flat", rule)
     _check.choice("loss_reduction", loss_reduction, ("mean", "sum"))
     refuse_private(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

@@ -35,6 +35,7 @@ _BATCHES = "the batches are drawn by the factorization's own scheme"
 _DECIDED = {
     **dict.fromkeys(("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"), _BATCHES),
     "poisson_sampling": _BATCHES,
+    "clipping": "noise is calibrated to one norm over all parameters",
     "noise_multiplier": "σ is the factorization's",
     "clip_norm": "the clip norm is `max_grad_norm`",
     "noise_generator": "the noise is the factorization's; `seed` pins it in experiments",
@@ -285,12 +286,16 @@ class PrivateRun:
             raise _check.reject("optimizer", type(optimizer).__name__, rule, way_out)
         parameters = _trained(optimizer)
         refuse_narrow("optimizer", parameters)  # sums have the type of their parameter
-        shards = any(map(checks.is_shard, parameters))
-        if shards:
-            checks.refuse_meshes(parameters, self.ranks)
+        sizes = {p.device_mesh.size() for p in parameters if checks.is_shard(p)}
+        if sizes - {self.ranks}:
+            spread = f"of parameters on {sorted(sizes)} processes"
+            rule = f"each of {self.ranks} takes its part of every batch: no tensor or pipeline "
+            rule += "parallelism"
+            way_out = "Use fully_shard with a mesh of all processes."
+            raise _check.reject("optimizer", spread, rule, way_out)
         is_same = [id(p) for p in parameters] == [id(p) for p in self.parameters]
         if self._optimizer is None or self.ranks > 1 or not is_same:
-            self.start_noise(parameters, shared=shards)
+            self.start_noise(parameters, shared=bool(sizes))
         self._drop()
         self.parameters, self._optimizer = parameters, optimizer
 
@@ -317,9 +322,7 @@ class PrivateRun:
                 p.grad = checks.like(p, total.div_(self.normalizer))
 
         def refuse_copy(_: object) -> object:
-            rule = "cannot be copied: PyTorch would leave out what adds the noise"
-            way_out = "Make a new one, and load this one's state_dict() into it."
-            raise _check.reject("optimizer", type(optimizer).__name__, rule, way_out)
+            raise no_copy(optimizer)
 
         plain_zero_grad = optimizer.zero_grad
 
@@ -477,8 +480,15 @@ class PrivateRun:
     def _restore(self, contents: Contents, saved: UnitSampler) -> None:
         noise, batches = self.started(), saved.state_dict()
         if self.ranks > 1:
-            facts = {**batches, "rank": 0, "ranks": self.ranks}
-            checks.require_same("state", f"of step {contents[0]['step']}", facts)
+            every: list[Any] = [None] * self.ranks
+            state = contents[0]["step"], {**batches, "rank": 0, "ranks": self.ranks}
+            torch.distributed.all_gather_object(every, state)
+            if any(other != state for other in every):
+                rule = (
+                    f"must be one in all processes, which have steps {[step for step, _ in every]}"
+                )
+                way_out = "Load in each what all saved at the same step of one run."
+                raise _check.reject("state", f"of step {state[0]}", rule, way_out)
         noise.restore(contents, self.keys.folder)
         step = [noise.step]
         if self.ranks > 1:
@@ -521,5 +531,5 @@ def refuse_private(optimizer: object) -> None:
         raise _check.reject("optimizer", type(optimizer).__name__, rule, way_out)
 
 
-def _trained(optimizer: Any) -> list[torch.Tensor]:
+def _trained(optimizer: Any) -> list[Any]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
