@@ -57,7 +57,7 @@ def plain_loss(patterns, x, sigma):
     return logsumexp(exponents, axis=0) - math.log(patterns.shape[1])
 
 
-@pytest.mark.parametrize(("bands", "n"), [(1, 5), (5, 12), (20, 70)])
+@pytest.mark.parametrize(("bands", "n"), before_release([(1, 5), (5, 12), (20, 70)], 1))
 def test_a_product_with_overlaps_and_its_gradient_are_those_of_the_overlaps(bands, n):
     rng, inside = np.random.default_rng(0), np.add.outer(np.arange(bands), np.arange(n)) < n
     columns, slope = (np.where(inside, rng.normal(size=(bands, n)), 0) for _ in range(2))
