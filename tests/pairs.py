@@ -1,8 +1,20 @@
 """Estimators of bins that are kept, from a dominating pair: all of Y is sampled, nothing apart."""
 
+import numpy as np
+
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import importance, kept_bins
+from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
+
+
+def spiky(bins, spread, spike, seed=0):
+    """A pair in noise units of modes that overlap a little."""
+    rng = np.random.default_rng(seed)
+    diagonal = np.diag(np.sqrt(spike * (0.7 + 0.6 * rng.random(bins))))
+    modes = np.concatenate([spread / bins**0.5 * rng.random((bins, bins)), diagonal])
+    gram = modes.T @ modes
+    return DominatingPair(gram, np.linalg.cholesky(gram))
 
 
 def scaled(pair, sigma):
@@ -23,7 +35,8 @@ def remove_tilts(pair, point):
 
 
 def least_chain(pair, point):
-    return importance.least_chain(ceilings(pair, point.noise_multiplier), point)
+    reference = ceilings(pair, point.noise_multiplier)
+    return importance._least_chain("chain", reference.chains["chain"].most, reference, point)
 
 
 def mean_tilt(pair, point):

@@ -144,7 +144,7 @@ def test_what_is_not_known_is_refused():
         separated_ceilings.ceilings(small.scaled(0.01))
     # an order at which a participation is certain in float64 has no ceiling
     ceilings = separated_ceilings.ceilings(large.scaled(1.2))
-    values = [ceilings.chain(order)[0] for order in (1, 8, 64)]
+    values = [ceilings.chain("chain", order)[0] for order in (1, 8, 64)]
     assert values == sorted(values) and math.isfinite(values[0]) and values[-1] == math.inf
     assert band.gram(jnp.asarray(small.columns)).shape == (2, 12)
 

@@ -115,7 +115,7 @@ def test_chords_bound_what_is_not_found(monkeypatch):
     ceilings(scaled)
     (log_largest,), orders = collected, range(1, 41)
     exact = np.cumsum([log_largest(l) for l in orders])
-    participated = np.array([sparse.chain(l)[0] for l in orders])
+    participated = np.array([sparse.chain("chain", l)[0] for l in orders])
     assert np.all(participated >= exact * (1 - 1e-12)) and np.all(participated <= exact + 0.05)
     assert np.all(participated[:8] == exact[:8])
     concave = likelihood.summed(math.sqrt)

@@ -78,10 +78,14 @@ def test_what_has_no_small_rank_keeps_its_matrix(small):
 def test_normalizers_are_sums_over_rows():
     reference = KeptBins(GRAM, None).scaled(0.8)
     with jax.enable_x64(True):
-        actual = kept_bins._log_normalizers(reference, 3)
+        actual, largest = kept_bins._log_normalizers(reference, 3, 0.2)
+    smooth = GRAM / 0.8**2 - 0.2 * np.eye(BINS)
     orders = np.arange(3, 3 + len(actual))
-    sums = [scipy.special.logsumexp(l * GRAM / 0.8**2, axis=0).max() for l in orders]
+    sums = [scipy.special.logsumexp(l * smooth, axis=0).max() for l in orders]
     np.testing.assert_allclose(actual, np.array(sums) - np.log(BINS), rtol=1e-12)
+    beside = smooth.copy()
+    beside[np.diag_indices(BINS)] = -np.inf
+    assert float(largest) == pytest.approx(beside.max(), rel=1e-7)
 
 
 @pytest.mark.release

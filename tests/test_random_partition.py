@@ -52,7 +52,7 @@ def test_powers_are_drawn_from_their_density_and_no_value_is_above_its_ceiling(o
     loss = log_ratio(x, CELL.modes, CHANCES)
     actual = exact.log_density(jnp.asarray(x[:40] @ CELL.matrix), float(order))
     assert actual == pytest.approx(log_density[:40], rel=1e-9, abs=1e-9)
-    ceiling, _ = CELL.loss.ceilings(exact).chain(order)
+    ceiling, _ = CELL.loss.ceilings(exact, 0.0).chain("powers", order)
     assert ceiling == pytest.approx(log_largest, rel=1e-9)
     room = ceiling + log_density - (1 + order) * loss
     assert -1e-9 <= np.min(room) < 0.5  # where one group decides

@@ -38,8 +38,8 @@ class BMinSepLoss(PatternLoss):
     def estimating(self) -> BMinSepLoss:
         return BMinSepLoss(self.likelihood, estimates=True)
 
-    def ceilings(self, scaled: Separated) -> Ceilings:
-        return self.estimated(scaled) if self._estimates else super().ceilings(scaled)
+    def ceilings(self, scaled: Separated, common: float) -> Ceilings:
+        return self.estimated(scaled) if self._estimates else super().ceilings(scaled, common)
 
     def remove_tilts(self, ceilings: Ceilings, point: Point) -> Sequence[Tilt]:
         if self._estimates:

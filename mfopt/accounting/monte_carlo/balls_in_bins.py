@@ -43,7 +43,7 @@ class BallsInBinsLoss(LikelihoodLoss):
 
     pair: DominatingPair
     name: ClassVar[str] = "balls-in-bins"
-    least_samples: ClassVar[int] = 2**14  # values spread so little that they are often enough
+    least_samples: ClassVar[int] = 2**14  # clusters spread so little that they are often enough
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pair", dominating_pair.check(self.pair))
@@ -57,8 +57,8 @@ class BallsInBinsLoss(LikelihoodLoss):
     def shared(self) -> SharedGaussianComponent | None:
         return kept_bins.shared(self.pair)
 
-    def ceilings(self, scaled: KeptBins) -> Ceilings:
-        return kept_bins.ceilings(scaled)
+    def ceilings(self, scaled: KeptBins, common: float) -> Ceilings:
+        return kept_bins.ceilings(scaled, common)
 
     @functools.lru_cache(maxsize=8)  # noqa: B019 - a search asks for many ε at few σ
     def tuples(self, noise_multiplier: float, common: float) -> tuple[float, ...]:

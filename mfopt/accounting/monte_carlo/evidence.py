@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt.accounting.monte_carlo import betting
+from mfopt.accounting.monte_carlo import betting, clusters
 from mfopt.accounting.monte_carlo.dominating_pair import log_hinge
 from mfopt.strategies.fields import Array
 
 MAX_ORDER = 256  # of a chain
-_WHOLE = ("chain", "powers")  # kinds of whole orders
+# whole orders
+_MOST = {"chain": MAX_ORDER, "powers": MAX_ORDER, "clusters": clusters.MOST - 1}
 _GROWTH = 1.15  # from one order to the next that is tried
 ROUNDING = 1e-9  # relative slack for float64 rounding in sums of logarithms and exponentials
 _BELOW = 1e-8  # the same from below, with what payoffs are rounded up by
@@ -83,7 +84,7 @@ class Tilt(NamedTuple):
     """A proposal at one σ and ε.
 
     Attributes:
-      kind: "chain", "powers" or "shift" (remove direction), "mean" or "plain" (add
+      kind: "chain", "clusters", "powers" or "shift" (remove direction), "mean" or "plain" (add
         direction).
       order: s of the remove direction, t or s of the add direction.
       log_ceiling: log B.
@@ -100,10 +101,10 @@ class Tilt(NamedTuple):
     @property
     def next_order(self) -> float | None:
         """Next larger order to try with a pilot; None at the end of the kind."""
-        if self.kind not in _WHOLE:
+        if self.kind not in _MOST:
             return self.order * _GROWTH if self.order > 0 else None
         larger = max(round(self.order * _GROWTH), self.order + 1)
-        return larger if larger <= MAX_ORDER else None
+        return larger if larger <= _MOST[self.kind] else None
 
 
 class Sums(NamedTuple):

@@ -26,7 +26,8 @@ Ceiling. By Hölder's inequality over the l patterns in V_l,
     e^(−sy) δ₂(ε − y) <= e^(−sε) sup_t e^(st) δ₂(t)         (with t = ε − y),                   (4)
 
 so 0 <= f <= B = e^(−sε) sup_t e^(st) δ₂(t) Π_{l<=s} R_l. A scheme bounds Π R_l
-(:class:`.likelihood.Ceilings`), and may know another way to draw with a lower ceiling of Π N_l.
+(:class:`.likelihood.Ceilings`), and may know another way to draw with a lower ceiling of Π N_l, as
+"clusters" (:mod:`.clusters`, with its proof).
 
 "shift", remove. For any real s >= 0, k from the law and X ~ N((1+s) m_k, I). The proposal's density
 over Q is R = E_k e^((1+s) <m_k, X> − (1+s)² |m_k|²/2), and by the mean of powers
@@ -72,7 +73,7 @@ from mfopt._runtime._types import PyTree
 from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo import chunked, convex
 from mfopt.accounting.monte_carlo.convex import Levels
-from mfopt.accounting.monte_carlo.evidence import MAX_ORDER, Point, Sums, Tilt, sums
+from mfopt.accounting.monte_carlo.evidence import Point, Sums, Tilt, sums
 from mfopt.accounting.monte_carlo.hockey import GaussianPayoff
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, Drawn, Likelihood
 
@@ -92,14 +93,14 @@ def tilt(kind: str, order: float, ceilings: Ceilings, point: Point) -> Tilt:
     """The proposal of this kind and order, with its ceiling at a point.
 
     Args:
-      kind: "shift", "mean" or that of the ceilings.
+      kind: "shift", "mean" or a chain that the ceilings know.
       order: s, whole for a chain, or t.
       ceilings, point: at the point's σ, and σ, ε and payoff.
     """
     detail: PyTree = None
-    if kind == ceilings.kind:
+    if kind in ceilings.chains:
         order = int(order)
-        log_largest, detail = ceilings.chain(order)
+        log_largest, detail = ceilings.chain(kind, order)
     elif kind == "shift":
         log_largest = order * (1 + order) * ceilings.largest_square / 2
     else:
@@ -111,6 +112,13 @@ def tilt(kind: str, order: float, ceilings: Ceilings, point: Point) -> Tilt:
 @float64
 def remove_tilts(ceilings: Ceilings, point: Point) -> list[Tilt]:
     """The proposal of least ceiling of each kind that may be best; the least of all first."""
+    chain: Tilt | None = None
+    for kind, known in ceilings.chains.items():
+        lowest = _least_chain(kind, known.most, ceilings, point)
+        chain = lowest if chain is None or lowest.log_ceiling < chain.log_ceiling else chain
+        if lowest.order < known.most:
+            break
+    assert chain is not None
 
     def log_ceiling(log_order: float) -> float:
         return tilt("shift", math.exp(log_order), ceilings, point).log_ceiling
@@ -119,7 +127,7 @@ def remove_tilts(ceilings: Ceilings, point: Point) -> list[Tilt]:
     log_guess = math.log(max(point.epsilon / ceilings.largest_square, 1e-3))
     shift_at = solve.lowest(log_ceiling, min(log_guess, -7.0) - 5, log_guess + 5, width=_WIDTH)
     shifts = [tilt("shift", order, ceilings, point) for order in (math.exp(shift_at), 0.0)]
-    tilts = sorted((least_chain(ceilings, point), min(shifts, key=_CEILING)), key=_CEILING)
+    tilts = sorted((chain, min(shifts, key=_CEILING)), key=_CEILING)
     return [
         candidate
         for candidate in tilts
@@ -127,11 +135,10 @@ def remove_tilts(ceilings: Ceilings, point: Point) -> list[Tilt]:
     ]
 
 
-def least_chain(ceilings: Ceilings, point: Point) -> Tilt:
-    """The proposal of least ceiling that draws patterns one after another."""
-    best = tilt(ceilings.kind, 1, ceilings, point)
-    for order in range(2, MAX_ORDER + 1):
-        current = tilt(ceilings.kind, order, ceilings, point)
+def _least_chain(kind: str, largest_order: int, ceilings: Ceilings, point: Point) -> Tilt:
+    best = tilt(kind, 1, ceilings, point)
+    for order in range(2, largest_order + 1):
+        current = tilt(kind, order, ceilings, point)
         best = current if current.log_ceiling < best.log_ceiling else best
         if order >= best.order + _RISING:
             break  # the ceiling is convex enough

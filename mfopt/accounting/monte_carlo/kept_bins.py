@@ -7,6 +7,7 @@ alone, with covariance S = G/σ² under Q: white noise of b numbers and a factor
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -18,18 +19,21 @@ from mfopt._runtime import _quick
 from mfopt._runtime._arrays import Scalar
 from mfopt._runtime._float64 import float64
 from mfopt._runtime._types import PyTree
-from mfopt.accounting.monte_carlo import patterns
+from mfopt.accounting.monte_carlo import clusters, importance, patterns
+from mfopt.accounting.monte_carlo.clusters import Clusters
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair, privacy_loss
+from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
 from mfopt.accounting.monte_carlo.likelihood import (
     Ceilings,
     Drawn,
+    PatternChain,
     SharedGaussianComponent,
     shared_component,
 )
 from mfopt.accounting.monte_carlo.nested import Factor, HierarchicalLowRank, coloured
 from mfopt.strategies.fields import Array
 
-_ORDERS = 24  # normalizers that one pass over S gives
+_ORDERS = clusters.MOST  # normalizers that one pass over S gives
 _ROWS = 64  # of S, processed together
 # of moments: places, matrix products and terms at most
 _MOST_PLACES, _PRODUCTS, _TUPLES = 4, 512, 2**36
@@ -78,9 +82,9 @@ class KeptBins(NamedTuple):
         """Overlaps of the modes, in the form of :meth:`.patterns.Patterns.overlaps`."""
         return self.rows(jnp.arange(self.bins))[None], jnp.zeros((0, 0, 0))
 
-    def diagonal(self) -> Any:
-        """The diagonal of S."""
-        return self.gram.diagonal() / self.sigma**2
+    def diagonal(self, offset: int = 0) -> Any:
+        """The diagonal of S, or that many beside it."""
+        return self.gram.diagonal(offset) / self.sigma**2
 
     def noise(self, normal: jax.Array) -> jax.Array:
         return coloured(normal / self.sigma, self.factor)
@@ -96,8 +100,37 @@ class KeptBins(NamedTuple):
         return products, jnp.mean(products)
 
     def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: PyTree) -> Drawn:
+        if by is not None:
+            return self._draw_clusters(keys, noise, order, by)
         first = jax.random.randint(keys[0], (len(noise), 1), 0, self.bins)
         return patterns.drawn(_Rows(self), keys[1], noise, order, first)
+
+    def _draw_clusters(
+        self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Clusters
+    ) -> Drawn:
+        size, positions = len(noise), jnp.arange(self.bins)
+        kind = jnp.searchsorted(by.ends, jax.random.uniform(keys[0], (size,)), side="right")
+        sizes = by.sizes[kind]
+
+        # with n the counts of the bins drawn so far: smooth = T n
+        def extend(
+            j: jax.Array, previous: tuple[jax.Array, jax.Array, jax.Array]
+        ) -> tuple[jax.Array, jax.Array, jax.Array]:
+            smooth, counts, log_normalizers = previous
+            places = sizes[:, j]
+            exponents = places[:, None] * smooth + by.log_weights[places]
+            chosen, top, mass = importance.pick(exponents, jax.random.fold_in(keys[1], j))
+            log_normalizers += jnp.where(places > 0, top + jnp.log(mass), 0)
+            added = jnp.where(positions == chosen[:, None], places[:, None], 0.0)
+            smooth += places[:, None] * self.rows(chosen) - added * by.spikes
+            return smooth, counts + added, log_normalizers
+
+        nothing = jnp.zeros((size, self.bins))
+        steps, begin = order.astype(int) + 1, (nothing, nothing, by.log_over[kind])
+        smooth, counts, log_normalizers = jax.lax.fori_loop(0, steps, extend, begin)
+        products = smooth + counts * by.spikes
+        along, square = jnp.sum(counts * noise, axis=1), jnp.sum(counts * products, axis=1)
+        return Drawn(products, along, square, log_normalizers)
 
 
 class _Rows(patterns.PatternOverlaps):
@@ -165,30 +198,65 @@ def tuples(overlaps: np.ndarray) -> tuple[float, ...]:
 
 
 @float64
-def ceilings(bins: KeptBins) -> Ceilings:
-    """The ceilings of bins in noise units."""
-    diagonal = np.asarray(bins.gram).diagonal() / bins.sigma**2
-    mean = np.mean(np.asarray(bins.gram)) / bins.sigma**2
-    log_products: list[float] = [0.0]  # Σ_{l<=s} log R_l
+def ceilings(bins: KeptBins, common: float = 0.0) -> Ceilings:
+    """The ceilings of bins in noise units; clusters are chosen by c of a shared component."""
+    numbers = bins._replace(gram=np.asarray(bins.gram))  # nothing is compiled for a few sums
+    diagonal = numbers.diagonal()
+    means = np.mean(numbers.gram, axis=0) / bins.sigma**2
+    plain: list[float] = [0.0]  # Σ_{l<=s} log R_l
 
     @float64  # they may be asked for outside of any scope
     def chain(order: int) -> tuple[float, None]:
-        while len(log_products) <= order:
-            normalizers = np.asarray(_log_normalizers(bins, len(log_products)))
-            log_products.extend(log_products[-1] + np.cumsum(normalizers))
-        return float(log_products[order]), None
+        while len(plain) <= order:
+            normalizers = np.asarray(_log_normalizers(bins, len(plain))[0])
+            plain.extend(plain[-1] + np.cumsum(normalizers))
+        return float(plain[order]), None
 
-    return Ceilings(chain, *map(float, (np.max(diagonal), np.mean(diagonal), mean)))
+    chains = {"chain": PatternChain(chain, MAX_ORDER)}
+    if bins.bins > 1:
+        chains = {"clusters": _clusters(bins, diagonal, numbers.diagonal(1), common), **chains}
+    squares = np.max(diagonal), np.mean(diagonal), np.mean(means)
+    return Ceilings(chains, *map(float, squares))
+
+
+def _clusters(
+    bins: KeptBins, diagonal: np.ndarray, beside: np.ndarray, common: float
+) -> PatternChain:
+    spikes = clusters.spikes(diagonal - common, beside - common)
+    log_weights = clusters.log_weights(spikes, diagonal)
+
+    @functools.cache
+    @float64
+    def smooth() -> tuple[np.ndarray, float]:
+        log_normalizers, beside = _log_normalizers(bins, 1, spikes)
+        # T is at most what S is beside the diagonal, or what it keeps of it
+        return np.asarray(log_normalizers), max(float(beside), float(np.max(diagonal - spikes)))
+
+    @functools.cache
+    def ceiling(order: int) -> tuple[float, Clusters]:
+        log_normalizers, top = smooth()
+        by = clusters.clusters(spikes, log_weights, log_normalizers, order, top)
+        return by.log_sum, by
+
+    return PatternChain(ceiling, clusters.MOST - 1)
 
 
 @_quick.jit
-def _log_normalizers(pattern: KeptBins, first: int) -> jax.Array:
-    """log R_l = log max_k mean_i e^(l·S[i, k]) for l = first, …, shape (_ORDERS,)."""
+def _log_normalizers(
+    pattern: KeptBins, first: int, spikes: Scalar = 0.0
+) -> tuple[jax.Array, jax.Array]:
+    """log max_k mean_i e^(l·T[i,k]), T = S − diag(``spikes``), and the largest S off the diagonal.
+
+    For l = first, …, shape (_ORDERS,).
+    """
     bins = pattern.bins
     orders = first + jnp.arange(_ORDERS)
 
-    def of_rows(numbers: jax.Array) -> jax.Array:
-        rows = pattern.rows(numbers)
+    def of_rows(numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows, diagonal_index = pattern.rows(numbers), (jnp.arange(len(numbers)), numbers)
+        diagonal = rows[diagonal_index] - jnp.broadcast_to(spikes, (bins,))[numbers]
+        beside = jnp.max(rows.at[diagonal_index].set(-jnp.inf))
+        rows = rows.at[diagonal_index].set(diagonal)
         top = jnp.max(rows, axis=1)
         ratio = jnp.exp(rows - top[:, None])
 
@@ -197,9 +265,10 @@ def _log_normalizers(pattern: KeptBins, first: int) -> jax.Array:
 
         # one exponential for all orders
         masses = jax.lax.scan(add, ratio**first, None, length=_ORDERS)[1]
-        return jnp.max(orders[:, None] * top + jnp.log(masses), axis=1)
+        return jnp.max(orders[:, None] * top + jnp.log(masses), axis=1), beside
 
     # the last rows are examined again where there is no whole number of times so many
     count = min(bins, _ROWS)
     numbers = jnp.minimum(jnp.arange(-(-bins // count) * count), bins - 1).reshape(-1, count)
-    return jnp.max(jax.lax.map(of_rows, numbers), axis=0) - jnp.log(bins)
+    largest, beside = jax.lax.map(of_rows, numbers)
+    return jnp.max(largest, axis=0) - jnp.log(bins), jnp.max(beside)

@@ -37,8 +37,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -109,7 +109,7 @@ class Likelihood(Protocol):
           keys: two keys.
           noise: :meth:`noise` of the samples.
           order: s, whole.
-          by: what the ceilings' chain gave for this order.
+          by: what the ceiling's :class:`PatternChain` gave for this order.
         """
 
     def average(self, exponents: jax.Array) -> jax.Array:
@@ -119,12 +119,20 @@ class Likelihood(Protocol):
         """(<m, m̄> of every entry, |m̄|²) of the mean mode m̄ = E_k m_k: shapes (entries,), ()."""
 
 
-# s -> (log of an upper bound of Π_{l<=s} N_l, what :meth:`Likelihood.draw` takes)
-PatternChain: TypeAlias = Callable[[int], tuple[float, PyTree]]
+class PatternChain(NamedTuple):
+    """A way to draw patterns one after another, with its ceiling.
+
+    Attributes:
+      ceiling: s -> (log of an upper bound of Π_{l<=s} N_l, what :meth:`Likelihood.draw` takes).
+      most: the largest s that is known.
+    """
+
+    ceiling: Callable[[int], tuple[float, PyTree]]
+    most: int
 
 
 def summed(log_largest: Callable[[int], float]) -> Callable[[int], tuple[float, None]]:
-    """s -> (Σ_{l<=s} log R_l, None), a ``PatternChain``; each R_l is found once.
+    """s -> (Σ_{l<=s} log R_l, None), for a :class:`PatternChain`; each R_l is found once.
 
     log R_l is convex in l, a maximum over k' of some log E e^(l x) + l y. So beyond l = 8 every
     second is found, beyond 16 every fourth and so on, and the others are taken on the chords, which
@@ -165,34 +173,32 @@ class Ceilings:
     """Maxima over all patterns at one σ, in noise units.
 
     Attributes:
-      of_order: ceilings of patterns that are drawn one after another, for s up to
-        :data:`.evidence.MAX_ORDER`.
+      chains: ways to draw patterns by kind, the one to prefer first; a later one is examined where
+        the best order of the one before is the largest that is known of it.
       largest_square: max_k |m_k|².
       mean_square, square_of_mean: ḡ = E_k |m_k|² and ρ = |m̄|².
       common: c, which all <m_k, m_l> are less by.
-      kind: of the proposals.
     """
 
-    of_order: PatternChain
+    chains: Mapping[str, PatternChain]
     largest_square: float
     mean_square: float
     square_of_mean: float
     common: float = 0.0
-    kind: str = dataclasses.field(default="chain", kw_only=True)
 
     def without(self, common: float) -> Ceilings:
         """Ceilings of what is left of the patterns beside a shared component of square c."""
-        return dataclasses.replace(
-            self,
-            largest_square=self.largest_square - common,
-            mean_square=self.mean_square - common,
-            square_of_mean=self.square_of_mean - common,
-            common=self.common + common,
+        return Ceilings(
+            self.chains,
+            self.largest_square - common,
+            self.mean_square - common,
+            self.square_of_mean - common,
+            self.common + common,
         )
 
-    def chain(self, order: int) -> tuple[float, PyTree]:
-        """(log of an upper bound of Π N_l, how it is drawn) of one order."""
-        value, by = self.of_order(order)
+    def chain(self, kind: str, order: int) -> tuple[float, PyTree]:
+        """(log of an upper bound of Π N_l, how it is drawn) of one kind and order."""
+        value, by = self.chains[kind].ceiling(order)
         return value - self.common * order * (order + 1) / 2, by
 
 

@@ -53,8 +53,11 @@ class LikelihoodLoss(SampledLoss):
         """Component that all patterns share, if accounting it exactly pays off; else None."""
 
     @abc.abstractmethod
-    def ceilings(self, scaled: PyTree) -> Ceilings:
-        """Maxima over all patterns, in noise units."""
+    def ceilings(self, scaled: PyTree, common: float) -> Ceilings:
+        """Maxima over all patterns, in noise units.
+
+        ``common`` is the square of the shared component that is paid apart; 0 for none.
+        """
 
     @property
     def work(self) -> int:
@@ -72,11 +75,11 @@ class LikelihoodLoss(SampledLoss):
     def _at(self, noise_multiplier: float, split: bool) -> tuple[Likelihood, Ceilings]:
         scaled = self.likelihood.scaled(noise_multiplier)
         if not split:
-            return scaled, self.ceilings(scaled)
+            return scaled, self.ceilings(scaled, 0.0)
         assert self.shared is not None
         residual = Residual(self.likelihood, self.shared).scaled(noise_multiplier)
         common = float(residual.shared.shift) ** 2
-        return residual, self.ceilings(scaled).without(common)
+        return residual, self.ceilings(scaled, common).without(common)
 
     def _sampled(self, point: Point) -> tuple[Likelihood, Ceilings, Point]:
         """Likelihood, ceilings and point that are sampled: without the shared component, if any."""

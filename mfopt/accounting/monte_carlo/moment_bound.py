@@ -208,8 +208,12 @@ class _Problem(NamedTuple):
         scale, costs = _central(raw, _OVERLAP * max(ceilings.largest_square, 1.0))
         if not np.all(np.isfinite(costs)):
             return None
+        kind = next(iter(ceilings.chains))
+        largest_power = min(_POWERS[-1], ceilings.chains[kind].most + 1)
         powers = [growth]
-        powers += [(k, ceilings.chain(k - 1)[0]) for k in _POWERS if len(raw) <= k]
+        powers += [
+            (k, ceilings.chain(kind, k - 1)[0]) for k in _POWERS if len(raw) <= k <= largest_power
+        ]
         if not remove:
             mean, square = ceilings.mean_square, ceilings.square_of_mean
             powers += [(-t, t * mean / 2 + t**2 * square / 2) for t in _FALLS]

@@ -40,10 +40,12 @@ from mfopt._runtime._arrays import Scalar
 from mfopt._runtime._float64 import float64
 from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo import patterns
+from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 from mfopt.accounting.monte_carlo.likelihood import (
     Ceilings,
     Drawn,
+    PatternChain,
     SharedGaussianComponent,
     require_range,
     summed,
@@ -204,7 +206,8 @@ def ceilings(of: _Multisets) -> Ceilings:
     largest = _heaviest(list(norms[:, None, :, None] + 2 * after[:, None, of.late]), of)
     mean = weights @ counts
     each = np.sum(norms @ weights) + 2 * np.sum(corner) * mean[0] ** 2
-    return Ceilings(summed(log_largest), largest, float(each), float(square))
+    chains = {"chain": PatternChain(summed(log_largest), MAX_ORDER)}
+    return Ceilings(chains, largest, float(each), float(square))
 
 
 def _heaviest(values: Sequence[np.ndarray], of: _Multisets) -> float:
@@ -268,7 +271,7 @@ class MultisetLoss(LikelihoodLoss):
         size = float(np.sum(self.likelihood.counts[0]))
         return self._one._replace(length=size * self._one.length)  # each pattern picks K entries
 
-    def ceilings(self, scaled: _Multisets) -> Ceilings:
+    def ceilings(self, scaled: _Multisets, common: float) -> Ceilings:
         return ceilings(scaled)
 
     @functools.cached_property

@@ -18,7 +18,8 @@ from mfopt._runtime import _quick
 from mfopt._runtime._float64 import float64
 from mfopt._runtime._types import PyTree
 from mfopt.accounting import solve
-from mfopt.accounting.monte_carlo.likelihood import Ceilings, require_range, summed
+from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
+from mfopt.accounting.monte_carlo.likelihood import Ceilings, PatternChain, require_range, summed
 from mfopt.accounting.monte_carlo.pattern_frozen import squares
 from mfopt.accounting.monte_carlo.patterns import COUPLING, Patterns, corners, within
 
@@ -41,7 +42,7 @@ def ceilings(patterns: Patterns) -> Ceilings:
       FailureError: assignments overlap by more than the likelihood is known for.
     """
     moments, squares = _moments(patterns)
-    return Ceilings(summed(moments.log_largest), *squares)
+    return Ceilings({"chain": PatternChain(summed(moments.log_largest), MAX_ORDER)}, *squares)
 
 
 @float64
@@ -53,7 +54,7 @@ def estimated(patterns: Patterns) -> Ceilings:
       FailureError: as :func:`ceilings`.
     """
     moments, squares = _moments(patterns)
-    return Ceilings(summed(moments.log_about), *squares)
+    return Ceilings({"chain": PatternChain(summed(moments.log_about), MAX_ORDER)}, *squares)
 
 
 def _moments(patterns: Patterns) -> tuple[_Moments, tuple[float, ...]]:

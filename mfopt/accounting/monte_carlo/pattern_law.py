@@ -65,7 +65,7 @@ class PatternLoss(LikelihoodLoss):
         """Estimates of them, to choose by, where proofs take long: the proven ones by default."""
         return cls.proven(scaled)
 
-    def ceilings(self, scaled: PyTree) -> Ceilings:
+    def ceilings(self, scaled: PyTree, common: float) -> Ceilings:
         return self.proven(scaled)
 
     @functools.cached_property

@@ -48,10 +48,11 @@ from mfopt._runtime._types import PyTree
 from mfopt.accounting.bound import RoundsBound
 from mfopt.accounting.loss_distribution import poisson
 from mfopt.accounting.monte_carlo import band, importance
-from mfopt.accounting.monte_carlo.evidence import Sums
+from mfopt.accounting.monte_carlo.evidence import MAX_ORDER, Sums
 from mfopt.accounting.monte_carlo.likelihood import (
     Ceilings,
     Drawn,
+    PatternChain,
     SharedGaussianComponent,
     require_range,
 )
@@ -181,7 +182,7 @@ def ceilings(pattern: RandomGroups) -> Ceilings:
     def log_largest(order: int) -> tuple[float, None]:
         return float(_log_largest(pattern, float(order))), None
 
-    return Ceilings(log_largest, *of_squares, kind=POWERS)
+    return Ceilings({POWERS: PatternChain(log_largest, MAX_ORDER)}, *of_squares)
 
 
 def _powers(

@@ -54,7 +54,7 @@ import scipy
 
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
-from mfopt.accounting.monte_carlo.likelihood import Ceilings, require_range, summed
+from mfopt.accounting.monte_carlo.likelihood import Ceilings, PatternChain, require_range, summed
 from mfopt.accounting.monte_carlo.pattern_frozen import squares
 from mfopt.accounting.monte_carlo.separated import LONGEST, Separated
 
@@ -165,7 +165,7 @@ def ceilings(pattern: Separated) -> Ceilings:
             return math.inf, np.zeros_like(tilts)
         return total + start_chain.log_mean, tilts
 
-    return Ceilings(chain, *of_squares)
+    return Ceilings({"chain": PatternChain(chain, MAX_ORDER)}, *of_squares)
 
 
 @float64
@@ -187,7 +187,7 @@ def estimated(pattern: Separated) -> Ceilings:
             tilts[l - 1] = tilts[l] + cost(l) / l
         return log_product(order)[0], tilts
 
-    return Ceilings(chain, *map(float, squares(pattern)[:3]))
+    return Ceilings({"chain": PatternChain(chain, MAX_ORDER)}, *map(float, squares(pattern)[:3]))
 
 
 def firsts(raised: np.ndarray, law: np.ndarray) -> np.ndarray:
