@@ -142,7 +142,8 @@ def real(name: str, value: SupportsFloat, *, at_most: float = math.inf) -> float
     """``value`` as a float in [0, ``at_most``], which may be infinite where that is."""
     number = _float(name, value)
     if not 0 <= number <= at_most:
-        raise reject(name, value, f"must lie in [0, {at_most:g}]")
+        rule = f"must lie in [0, {at_most:g}]"
+        raise reject(name, value, "must not be negative or NaN" if math.isinf(at_most) else rule)
     return number
 
 
