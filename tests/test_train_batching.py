@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import training_runs
 from scipy import stats
 from train_fixtures import synthetic_store
 
@@ -36,32 +37,40 @@ def test_batches_are_the_specs_draws_padded(scheme):
         sampler.batch(scheme.length)
 
 
-@pytest.mark.parametrize(
-    "rule", ["random", "longest", "shortest", "highest-perplexity", "lowest-perplexity"]
-)
-def test_selection_against_sorting_one_user_at_a_time(rule):
+@pytest.mark.parametrize("rule", ["longest", "shortest", "highest-perplexity", "lowest-perplexity"])
+def test_records_by_content_against_sorting_one_user_at_a_time(rule):
     store = synthetic_store(num_users=12, max_records=8, empty_users=(4,), seed=2)
     losses = np.random.default_rng(0).normal(size=store.num_records)
+    key = {
+        "longest": lambda r: -len(store.record(r)),
+        "shortest": lambda r: len(store.record(r)),
+        "highest-perplexity": lambda r: -losses[r],
+        "lowest-perplexity": lambda r: losses[r],
+    }[rule]
+    chosen = training_runs.selected(store, rule, 3, 9, losses)
+    assert chosen.num_users == store.num_users
+    for user in range(store.num_users):
+        first = sorted(store.records_of(user), key=key)[:3]
+        expected = [store.record(record).tolist() for record in first]
+        actual = [chosen.record(record).tolist() for record in chosen.records_of(user)]
+        assert sorted(map(len, actual)) == sorted(map(len, expected))
+        if "perplexity" in rule:  # without ties
+            assert actual == expected
+
+
+def test_selection_one_user_at_a_time():
+    store = synthetic_store(num_users=12, max_records=8, empty_users=(4,), seed=2)
     users = np.array([5, -1, 4, 0, 11, 7])
-    chosen = select(store, users, 3, rule, (9, 2), losses)
+    chosen = select(store, users, 3, (9, 2))
     assert chosen.shape == (6, 3)
     for user, row in zip(users, chosen, strict=True):
         mine = list(store.records_of(int(user))) if user >= 0 else []
         kept = row[row >= 0]
         assert len(kept) == len(set(kept)) == min(3, len(mine)) and set(kept) <= set(mine)
         assert np.all(row[len(kept) :] == -1)
-        key = {
-            "longest": lambda r: -len(store.record(r)),
-            "shortest": lambda r: len(store.record(r)),
-            "highest-perplexity": lambda r: -losses[r],
-            "lowest-perplexity": lambda r: losses[r],
-        }.get(rule)
-        if key:
-            best = sorted(key(r) for r in mine)[: len(kept)]
-            assert sorted(key(r) for r in kept) == best
         # no other user changes the choice
         if user >= 0:
-            selected_alone = select(store, np.array([user]), 3, rule, (9, 2), losses)
+            selected_alone = select(store, np.array([user]), 3, (9, 2))
             np.testing.assert_array_equal(selected_alone[0], row)
 
 
@@ -88,26 +97,25 @@ def test_selected_once_is_bounded_per_user():
     chosen = RecordUnits(store, group_size=3, length=8, seed=5).selected
     per_user = np.histogram(chosen, store.user_offsets)[0]
     np.testing.assert_array_equal(per_user, np.minimum(store.records_per_user(), 3))
-    with pytest.raises(UsageError, match="chunk"):
-        RecordUnits(store, group_size=3, length=8, rule="chunk")
-    with pytest.raises(UsageError, match="losses"):
-        RecordUnits(store, group_size=3, length=8, rule="lowest-perplexity")
-    with pytest.raises(UsageError, match="selection"):
-        select(store, np.array([0]), 3, "best")
 
 
-@pytest.mark.parametrize("rule", ["random", "longest", "chunk"])
-def test_a_users_rows_do_not_depend_on_the_other_units(rule):
+@pytest.mark.parametrize("kind", [UserUnits, training_runs.ChunkUnits])
+def test_a_users_rows_do_not_depend_on_the_other_units(kind):
     store = synthetic_store(empty_users=(3,))
-    units = UserUnits(store, records=2, length=8, rule=rule, seed=6)
+    units = kind(store, records=2, length=8, seed=6)
     tokens, mask = units.fetch(np.array([3, 5, -1, 9]), step=4)
     assert tokens.shape == mask.shape == (4, 2, 8)
     assert not mask[0].any() and not mask[2].any()  # no records; nobody
     rows_alone, _ = units.fetch(np.array([9]), step=4)
     np.testing.assert_array_equal(tokens[3], rows_alone[0])
-    if rule == "chunk":
+    if kind is training_runs.ChunkUnits:
         other, _ = units.fetch(np.array([9]), step=5)
         assert not np.array_equal(other, rows_alone)
+        begin, end = store.record_offsets[store.user_offsets[[9, 10]]]
+        joined = store.tokens[begin:end].tolist()
+        windows = [joined[i : i + 8] for i in range(max(1, len(joined) - 7))]
+        for row, is_there in zip(other[0], mask[3], strict=True):
+            assert row[is_there].tolist() in windows
 
 
 def test_record_units_are_single_rows_of_the_selected_records():

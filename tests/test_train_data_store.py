@@ -162,30 +162,6 @@ def test_batch_against_a_loop():
     assert wide.tolist() == [[0, 0], [0, 0]]
 
 
-def test_random_chunks_are_all_windows_of_the_joined_text_equally_often():
-    store = small_store()
-    joined = [5, 6, 7, 8, 9, 10]
-    count = 6000
-    tokens, mask = store.random_chunks([2] * count, 4, np.random.default_rng(0).random(count))
-    assert mask.all()
-    windows = [tuple(joined[begin : begin + 4]) for begin in range(3)]
-    actual = [tuple(row) for row in tokens.tolist()]
-    for window in windows:
-        assert abs(actual.count(window) - count / 3) < 4 * np.sqrt(count * 2 / 9)
-    assert set(actual) == set(windows)
-    short, mask = store.random_chunks([0, 1, -1], 6, np.full(3, 0.5))
-    assert short.tolist() == [[1, 2, 3, 4, 0, 0], [0] * 6, [0] * 6]
-    assert mask.sum(axis=1).tolist() == [4, 0, 0]
-
-
-def test_a_users_chunk_depends_on_no_other_users_data():
-    store = TokenStore.from_records([[list(range(50))], [[1] * 30], [list(range(40))]])
-    two = TokenStore.from_records([[list(range(50))], [], [list(range(40))]])
-    first, _ = store.random_chunks([0, 1, 2], 5, np.arange(3) / 3)
-    second, _ = two.random_chunks([0, 1, 2], 5, np.arange(3) / 3)
-    np.testing.assert_array_equal(first[[0, 2]], second[[0, 2]])
-
-
 @pytest.mark.parametrize(("record", "user"), [(5, 3), (-2, -2)])
 def test_numbers_out_of_range_are_refused(record, user):
     store = small_store()
@@ -193,7 +169,6 @@ def test_numbers_out_of_range_are_refused(record, user):
         lambda: store.batch([0, record], 2),
         lambda: store.record(record),
         lambda: store.records_of(user),
-        lambda: store.random_chunks([user], 2, np.zeros(1)),
     ):
         with pytest.raises(UsageError, match="must lie in"):
             call()

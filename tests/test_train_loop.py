@@ -72,14 +72,14 @@ SLOW = {"length": LENGTH, "normalizer": 5.0, "rate": 0.3}
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(("noise", "rule"), [(True, "random"), (False, "longest")])
-def test_user_level_sampling_against_algorithm_2(noise, rule):
+@pytest.mark.parametrize("noise", [True, False])
+def test_user_level_sampling_against_algorithm_2(noise):
     store, model = store_and_model()
-    units = UserUnits(store, records=2, length=LENGTH, rule=rule, seed=5)
+    units = UserUnits(store, records=2, length=LENGTH, seed=5)
     final = run(model, execution_for(units, noise=noise))[-1]
     batches = []
     for step in range(STEPS):
-        chosen = select(store, SCHEME.sample(step, USERS, 7), 2, rule, key=(5, step))
+        chosen = select(store, SCHEME.sample(step, USERS, 7), 2, key=(5, step))
         batches.append([[r for r in row if r >= 0] for row in chosen])
     rows = noise_rows(model.params, 0.4) if noise else None
     slow = dp_sgd(model, store, batches, noise=rows, clip_norm=0.4 if noise else None, **SLOW)
@@ -203,8 +203,6 @@ USER_DATA = [[[1, 2, 3], [2]], [], [[1]], [[3, 3], [2, 1], [2]], [[2, 5]], [[3],
 
 MODES = {
     "uls padded": (UserUnits, {"records": 2}),
-    "uls longest": (UserUnits, {"records": 2, "rule": "longest"}),
-    "uls chunk": (UserUnits, {"records": 2, "rule": "chunk"}),
     "els": (RecordUnits, {"group_size": 1}),
     "els reserved": (RecordUnits, {"group_size": 1, "reserve": True}),
 }

@@ -386,11 +386,11 @@ def test_a_model_that_is_no_function_of_the_settings_is_refused_before_any_work(
     "changes",
     before_release(
         [
-            {"algorithm": "els", "selection": "longest"},
+            {"algorithm": "els"},
             {"algorithm": "group", "epsilon": 20.0},
             {"algorithm": "els", "privacy_unit": "record", "records_per_user": 7},
-            {"algorithm": "none", "epsilon": 0.0, "delta": 0.0, "selection": "chunk"},
-            {"selection": "highest-perplexity", "lora_rank": 2},
+            {"algorithm": "none", "epsilon": 0.0, "delta": 0.0},
+            {"lora_rank": 2},
             {"algorithm": "els", "sampling": "balls-in-bins:bins=3,epochs=1"},
             {
                 "sampling": "fixed-order:bins=3,epochs=2",
@@ -404,7 +404,7 @@ def test_a_model_that_is_no_function_of_the_settings_is_refused_before_any_work(
         ],
         *(2, 7),
     ),
-    ids=lambda c: c.get("algorithm", "uls") + " " + c.get("selection", c.get("sampling", ""))[:12],
+    ids=lambda c: c.get("algorithm", "uls") + " " + c.get("sampling", "")[:12],
 )
 def test_every_algorithm_runs(data, tmp_path, changes):
     settings = settings_for(data, tmp_path / "run", steps=2, evaluate_every=0, **changes)

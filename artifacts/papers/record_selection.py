@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from common import Row, alike, apart, curve, main, pick, studies
 from fine_tuning import OF_SEEDS, Arm, FineTuning
 from means import ELS, ULS
+from training_runs import CHUNK, RULES
 
 from mfopt.experiments.plots import Panel
-from mfopt.training.units import RULES
 
-CHUNK = "chunk"  # crosses the borders of records, which ELS samples: for ULS only
+# chunks cross the borders of records, which ELS samples: for ULS only
 BOTH = tuple(rule for rule in RULES if rule != CHUNK)
 
 

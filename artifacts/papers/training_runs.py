@@ -28,17 +28,21 @@ from mfopt.experiments.mechanisms import BALLS, Goal
 from mfopt.optimize import Form, Question, Target, factorize
 from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig
-from mfopt.training.data import EMBEDDED, open_parts
+from mfopt.training.data import EMBEDDED, TokenStore, open_parts
 from mfopt.training.execute import HELD_OUT
 from mfopt.training.loop import Trainer
 from mfopt.training.metrics import Evaluator
 from mfopt.training.models.huggingface import export_model
 from mfopt.training.prepare import Prepared, learning_rate_of, optimizer_of, prepare
-from mfopt.training.secrets import RunSecret
-from mfopt.training.units import PERPLEXITY_RULES
+from mfopt.training.secrets import RunSecret, uniform_hash
+from mfopt.training.units import Units, UserUnits
 from mfopt.training.wiring import Wiring
 
 FRESH_BANDS = 16  # of C under fresh bins
+# rules of choosing records; those by content read one user's data alone: they prepare data
+RANDOM, CHUNK = "random", "chunk"
+PERPLEXITY_RULES = ("highest-perplexity", "lowest-perplexity")
+RULES = (RANDOM, "longest", "shortest", *PERPLEXITY_RULES, CHUNK)
 CHOSEN_ON, REPORTED = "held-out-records", "held-out-users"
 # setting of a run -> where a result's files put what it names
 PLACES = {"data": "corpus", "model": "pretrained", "factorization": "mechanism/mechanism.npz"}
@@ -63,11 +67,57 @@ def unpack(result: Result, folder: Path) -> None:
         path.write_bytes(content.tobytes())
 
 
+def selected(
+    store: TokenStore, rule: str, count: int, seed: int, losses: np.ndarray | None = None
+) -> TokenStore:
+    """The store with up to ``count`` records of each user, those that a rule puts first.
+
+    Args:
+      store, count: users and their records, and how many of each are kept.
+      rule: one of ``RULES`` that sorts records.
+      seed: settles ties.
+      losses: mean loss per token of each record under the initial model, shape (R,).
+    """
+    users = np.repeat(np.arange(store.num_users), store.records_per_user())
+    rank = np.arange(store.num_records) - store.user_offsets[users]
+    score = store.record_lengths().astype(np.float64)
+    if rule in PERPLEXITY_RULES:
+        assert losses is not None
+        score = np.nan_to_num(losses, nan=np.inf)
+    sign = -1.0 if rule in ("longest", "highest-perplexity") else 1.0
+    order = np.lexsort((uniform_hash(seed, 0, users, rank), sign * score, users))
+    kept = rank < count
+    records = [store.record(record) for record in order[kept].tolist()]
+    ends = np.cumsum([0, *np.bincount(users[kept], minlength=store.num_users)])
+    tokens = np.concatenate([np.empty(0, store.tokens.dtype), *records])
+    return TokenStore(tokens, np.cumsum([0, *map(len, records)]), ends, store.metadata)
+
+
+class ChunkUnits(UserUnits):
+    """Users with windows of their joined text, begun at random, in place of records.
+
+    Of a user with fewer tokens than a row has the whole text (Chua et al. 2024, section 5.1).
+    """
+
+    def fetch(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+        store, users = self.store, np.maximum(units, 0)
+        begin, end = (store.record_offsets[store.user_offsets[users + i]] for i in (0, 1))
+        total = np.where(units < 0, 0, end - begin)[:, None]
+        rows, places = np.indices((len(units), self.records))
+        shares = (uniform_hash(self.seed, step, units[rows], places) >> 11) * 2.0**-53
+        windows = np.maximum(total - self.length, 0) + 1
+        shift = np.minimum((shares * windows).astype(np.int64), windows - 1)
+        position = np.arange(self.length)
+        mask = position < (total - shift)[..., None]
+        index = np.where(mask, (begin[:, None] + shift)[..., None] + position, 0)
+        return np.where(mask, store.tokens[index], 0).astype(np.int32), mask
+
+
 class Runs:
     """Runs of one setting."""
 
     def __init__(self, config: TrainConfig) -> None:
-        prepared = prepare(dataclasses.replace(config, selection="random", learning_rate=1.0))
+        prepared = prepare(dataclasses.replace(config, learning_rate=1.0))
         prepared.close()
         self.prepared: Prepared = prepared
         self._config = dataclasses.replace(prepared.config, learning_rate=config.learning_rate)
@@ -88,7 +138,7 @@ class Runs:
         Args:
           rate: learning rate; 0: fitted to the noise.
           seed: pins batches, choice of records and noise.
-          selection: rule by which a user's records are chosen.
+          selection: one of :data:`RULES`.
           every: steps between evaluations on held-out users; 0: before and after only.
           move: of a fitted rate: how far the noise alone moves a parameter.
 
@@ -98,9 +148,8 @@ class Runs:
         """
         prepared, config, secret = self.prepared, self._config, RunSecret.pinned(seed)
         wired = Wiring(config, prepared.account, secret, prepared.mesh)
-        units = wired.units(prepared.parts["train"], selection, self._losses_for(selection))
-        execution = wired.execution(units)
-        trainer = self._trainer.over(units, execution.sampler)
+        execution = wired.execution(self._units(wired, selection))
+        trainer = self._trainer.over(execution.units, execution.sampler)
         if not rate:
             fitted = dataclasses.replace(config, learning_rate=0.0, noise_move=move)
             rate = learning_rate_of(fitted, execution)
@@ -128,6 +177,16 @@ class Runs:
             for part in wanted
             if part in parts
         }
+
+    def _units(self, wired: Wiring, selection: str) -> Units:
+        """Units of a run whose records are chosen by a rule."""
+        train, count = self.prepared.parts["train"], self._config.records_per_user
+        seed = wired.secret.seed("selection")
+        if selection == CHUNK:
+            return ChunkUnits(train, records=count, length=self._config.length, seed=seed)
+        if selection != RANDOM:
+            train = selected(train, selection, count, seed, self._losses_for(selection))
+        return wired.units(train)
 
     def _losses_for(self, selection: str) -> np.ndarray | None:
         """Loss of each record under the initial model, if the rule needs it; else None."""
@@ -282,7 +341,7 @@ class TrainRunCell(Cell):
         parameter.
       units, steps: of Poisson sampling that ``given`` does not name: users, or records, that are
         expected in a step.
-      selection: rule by which a user's records are chosen.
+      selection: one of :data:`RULES`.
       every: steps between evaluations on held-out users; 0: before and after only.
     """
 

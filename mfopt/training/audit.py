@@ -155,7 +155,7 @@ def audit(
     store = _store(settings, present)
     mesh = meshes.make_mesh()
     wired = Wiring(settings, account, secret, mesh)
-    units = wired.units(store, "random")
+    units = wired.units(store)
     whole = wired.execution(units)
     claimed, execution = wired.statement(whole), alter(whole)
     assert claimed is not None

@@ -19,7 +19,6 @@ from mfopt import sampling
 from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
 from mfopt.sampling import Scheme
-from mfopt.training.units import RULES
 
 ALGORITHMS = ("uls", "els", "group", "fedavg", "none")
 STRATEGIES = ("identity", "blt", "toeplitz", "banded-toeplitz")
@@ -145,7 +144,6 @@ class TrainConfig:
         4,
         "G: records of a user per participation (uls, fedavg), or kept in all (els, group).",
     )
-    selection: str = _algorithm("random", "Rule that selects a user's records.", choices=RULES)
     local_epochs: int = _federated(1, "fedavg: passes of a local update over a user's records.")
     local_batch: int = _federated(1, "fedavg: records of a local step; 0: all of a user's.")
     local_rate: float = _federated(0.1, "fedavg: learning rate of the local steps.")

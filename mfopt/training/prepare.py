@@ -34,14 +34,12 @@ from mfopt.training.folder import (
     secret_of,
 )
 from mfopt.training.loop import Execution, Trainer
-from mfopt.training.metrics import Evaluator
 from mfopt.training.models import Model
 from mfopt.training.models.huggingface import read_config
 from mfopt.training.optimizers import BETA2, make_optimizer, schedule
 from mfopt.training.secrets import RunSecret
 from mfopt.training.tokenizers import FILE_NAME as TOKENIZER_FILE
 from mfopt.training.tokenizers import Tokenizer
-from mfopt.training.units import PERPLEXITY_RULES
 from mfopt.training.validation import Validation, validation_of
 from mfopt.training.verification import composed, runs_of
 from mfopt.training.wiring import Wiring, account_of
@@ -159,9 +157,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     if resuming:
         config = _with_settings_of_start(config, folder, mesh)
     wiring = Wiring(config, account, secret, mesh)
-    # which of a user's records are chosen changes no number that is checked before training
-    rule = "random" if config.selection in PERPLEXITY_RULES else config.selection
-    execution = wiring.execution(wiring.units(train, rule))
+    execution = wiring.execution(wiring.units(train))
     guarantee = wiring.statement(execution)
     if config.steps > execution.iterations:
         rule = f"the account covers {execution.iterations} steps"
@@ -176,9 +172,6 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
         model = initial_model.initial_model(config, parts, progress, tokenizer, resuming)
     config = dataclasses.replace(config, microbatch=execution.sampler.microbatch)
     model.check_fits(train.vocab_size, config.length)
-    if config.selection in PERPLEXITY_RULES:
-        units = wiring.units(train, config.selection, _initial_losses(model, mesh, train, config))
-        execution = dataclasses.replace(execution, units=units)
     model_digest = initial_model.digest_of((model.params, model.frozen))
     if mesh.size > 1:  # of these, too, no device holds more than its share
         arrays = {"params": model.params, "frozen": model.frozen}
@@ -269,14 +262,6 @@ def _affordable(
     if guarantee is not None:
         privacy.with_grid(guarantee, fitting, model.num_params)
     return fitting
-
-
-def _initial_losses(model: Model, mesh: Mesh, train: TokenStore, config: TrainConfig) -> np.ndarray:
-    """Mean loss per token of each record under the initial model, float32 (records,)."""
-    params = meshes.distribute(mesh, model.params)
-    evaluator = Evaluator(model, config.length, mesh=mesh)
-    losses, _ = evaluator.record_losses(params, train, np.arange(train.num_records))
-    return losses
 
 
 def _rate_facts(config: TrainConfig, rate: float) -> JsonObject:

@@ -132,7 +132,6 @@ def _group_size(units: Units, privacy_unit: str) -> int:
     facts, way_out = units.describe(), ""
     if privacy_unit == "user" or facts == {"unit": privacy_unit}:
         return units.group_size
-    name, value = "privacy_unit", str(privacy_unit)
     if privacy_unit != "record":
         rule = "must be 'user' or 'record'"
     elif facts["unit"] != "record":
@@ -140,13 +139,9 @@ def _group_size(units: Units, privacy_unit: str) -> int:
     elif not facts.get("whole"):
         rule = f"with one record less, others may be kept or held out: {units.group_size} are kept"
         way_out = "Raise `records_per_user` above all, hold no record out, or state it per user."
-    elif facts.get("reserve") and facts.get("selection") != "random":
-        name, value = "selection", facts["selection"]
-        rule = "numbers records by content: one that is emptied moves others to other batches"
-        way_out = "Use selection = 'random' (of records that are all kept it changes nothing else)."
     else:
         return 1
-    raise _check.reject(name, value, rule, way_out)
+    raise _check.reject("privacy_unit", str(privacy_unit), rule, way_out)
 
 
 def noise_against_signal(execution: Execution, num_params: int) -> dict[str, float]:

@@ -150,7 +150,7 @@ def findings(
     microbatch = mesh.size * min(2, settings.microbatch // mesh.size)
     settings = dataclasses.replace(settings, microbatch=microbatch)
     wired = Wiring(settings, account, secret, mesh)
-    execution = alter(wired.execution(wired.units(store, "random")))
+    execution = alter(wired.execution(wired.units(store)))
     cost = sizes.RunCost(sizes.work(model, settings.length), execution, settings)
     cost.require()
     n = min(_STEPS, account.sampling.length)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from mfopt._runtime import _check, _files
@@ -142,11 +141,10 @@ class Wiring:
         """The sampling: that of the account, or of the settings."""
         return self.account.sampling if self.account else self.config.scheme()
 
-    def units(self, train: TokenStore, rule: str, losses: np.ndarray | None = None) -> Units:
+    def units(self, train: TokenStore) -> Units:
         """The units that the run samples, records chosen as :func:`mfopt.training.units.select`."""
         config, count = self.config, self.config.records_per_user
-        shared: dict[str, Any] = {"length": config.length, "rule": rule, "losses": losses}
-        shared["seed"] = self.secret.seed("selection")
+        shared = {"length": config.length, "seed": self.secret.seed("selection")}
         if config.algorithm in ("els", "group"):
             reserve = not self.scheme.independent
             return RecordUnits(train, group_size=count, reserve=reserve, **shared)

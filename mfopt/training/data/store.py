@@ -199,8 +199,15 @@ class TokenStore:
             (tokens (B, L) int32, mask (B, L) bool); mask is True on real tokens that are predicted
             or begin a prediction.
         """
-        begins, empty = self._numbers("records", records, self.num_records)
-        if not self.num_records:
+        numbers, count = np.asarray(records, np.int64), self.num_records
+        if numbers.ndim != 1:
+            raise _check.reject("records", numbers.shape, "must be one-dimensional")
+        empty, wrong = numbers < 0, (numbers < -1) | (numbers >= count)
+        if wrong.any():
+            worst = int(numbers[wrong][0])
+            raise _check.reject("records", worst, f"must lie in [0, {count}), or be -1 for padding")
+        begins = np.where(empty, 0, numbers)
+        if not count:
             return self._gather(begins, begins, length)
         start, stop = self.record_offsets[begins], self.record_offsets[begins + 1]
         return self._gather(start, np.where(empty, 0, stop - start), length)
@@ -223,28 +230,6 @@ class TokenStore:
         chunks.digest = self.digest
         return chunks
 
-    def random_chunks(
-        self, users: ArrayLike, length: int, shares: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """One chunk of each user's joined text, begun at random, across record borders.
-
-        A user's records are read as one document; ``shares`` (B,), uniform on [0, 1), pick one of
-        the windows of ``length`` tokens that fit in it, or the whole document where it is shorter
-        (Chua et al. 2024, section 5.1).
-
-        ``users``: (B,) user numbers; -1 stands for nobody (all padding). Returns as :meth:`batch`.
-        """
-        users_asked, empty = self._numbers("users", users, self.num_users)
-        length = _check.integer("length", length)
-        if not self.num_users:
-            return self._gather(users_asked, users_asked, length)
-        begin = self.record_offsets[self.user_offsets[users_asked]]
-        end = self.record_offsets[self.user_offsets[users_asked + 1]]
-        total = np.where(empty, 0, end - begin)
-        windows = np.maximum(total - length, 0) + 1
-        shift = np.minimum((shares * windows).astype(np.int64), windows - 1)
-        return self._gather(begin + shift, total - shift, length)
-
     def verify(self) -> None:
         """Read everything once: order of offsets, token range, content digest."""
         for name in ("record_offsets", "user_offsets"):
@@ -259,18 +244,6 @@ class TokenStore:
             rule = f"metadata of {self.path} says {stated}: the data was changed or damaged"
             way_out = "Build the store again; a run can only resume with the data it began with."
             raise _check.reject("content_digest", self.digest, rule, way_out)
-
-    @staticmethod
-    def _numbers(name: str, values: ArrayLike, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """(numbers, 0 in place of -1; where there was -1)."""
-        numbers = np.asarray(values, np.int64)
-        if numbers.ndim != 1:
-            raise _check.reject(name, numbers.shape, "must be one-dimensional")
-        wrong = (numbers < -1) | (numbers >= count)
-        if wrong.any():
-            worst = int(numbers[wrong][0])
-            raise _check.reject(name, worst, f"must lie in [0, {count}), or be -1 for padding")
-        return np.where(numbers < 0, 0, numbers), numbers < 0
 
     def _gather(
         self, start: np.ndarray, count: np.ndarray, length: int
