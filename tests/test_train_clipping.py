@@ -20,17 +20,15 @@ def random_gradient(scale, seed=0):
     )
 
 
-@pytest.mark.parametrize("per_layer", [False, True])
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-3, 1.0, 1e6, 1e18, 1e25, np.inf, np.nan])
-def test_every_gradient_is_bounded(per_layer, normalized, scale):
-    clipping = Clipping(0.37, per_layer=per_layer, normalized=normalized)
+def test_every_gradient_is_bounded(normalized, scale):
+    clipping = Clipping(0.37, normalized=normalized)
     clipped = clipping(random_gradient(scale))
     assert norm_of(clipped.gradient) <= clipping.sensitivity
     if scale in (1.0, 1e6):
         # a bound that is met only because everything is scaled to nothing would also pass
-        low = 0.5 if per_layer else 0.999
-        assert norm_of(clipped.gradient) > low * clipping.sensitivity
+        assert norm_of(clipped.gradient) > 0.999 * clipping.sensitivity
         assert bool(clipped.active)
     if not np.isfinite(scale):
         assert norm_of(clipped.gradient) == 0 and bool(clipped.active)
@@ -47,16 +45,6 @@ def test_flat_clipping_against_the_definition():
             jax.tree.leaves(clipped.gradient), jax.tree.leaves(gradient), strict=True
         ):
             np.testing.assert_allclose(mine, leaf * min(1, clip_norm / norm), rtol=1e-5)
-
-
-def test_per_layer_clipping_bounds_each_layer_on_its_own():
-    gradient = random_gradient(1.0)
-    gradient["head"]["kernel"] *= 1e-3
-    clipped = Clipping(0.6, per_layer=True)(gradient).gradient
-    bound = 0.6 / np.sqrt(3)  # block (kernel and bias together), head, x
-    assert norm_of(clipped["block"]) == pytest.approx(bound, rel=1e-4)
-    # the long layer does not shrink the short one
-    np.testing.assert_allclose(clipped["head"]["kernel"], gradient["head"]["kernel"], rtol=1e-5)
 
 
 def test_low_precision_gradients_are_clipped_in_float32():

@@ -61,7 +61,7 @@ def store():
 def trainer_of(model, store, alter=lambda execution: execution, **changes):
     settings = dataclasses.replace(SETTINGS, **changes)
     wired = Wiring(settings, ACCOUNT, RunSecret.pinned(5), meshes.make_mesh())
-    execution = alter(wired.execution(wired.units(store, "random")))
+    execution = alter(wired.execution(wired.units(store)))
     return Trainer(model, execution, optax.sgd(1.0), mesh=wired.mesh, keep_release=True)
 
 
@@ -77,7 +77,6 @@ def moved(trainer, user):
     model, clipping = trainer.model, trainer.execution.clipping
     tokens, mask = (rows[0] for rows in trainer.execution.units.fetch(np.array([user]), 0))
     size, theta = clipping.local_batch or len(tokens), model.params
-    layers = len(model.params) if clipping.per_layer else 1
     slope = jax.jit(jax.grad(model.loss))
     for _ in range(clipping.local_epochs):
         for begin in range(0, len(tokens), size):
@@ -85,12 +84,9 @@ def moved(trainer, user):
             entry = [slope(theta, model.frozen, *row) for row in rows if row[1].any()]
             for gradient in entry:
                 theta = plus(theta, gradient, -clipping.local_rate / len(entry))
-            delta, bound = plus(theta, model.params, -1.0), clipping.clip_norm / np.sqrt(layers)
-            whole = norm_of(delta)
-            for name, leaf in delta.items():
-                norm = norm_of(leaf) if clipping.per_layer else whole
-                delta[name] = MARGIN * leaf * min(1.0, bound / max(norm, 1e-30))
-            theta = plus(model.params, delta)
+            delta = plus(theta, model.params, -1.0)
+            factor = MARGIN * min(1.0, clipping.clip_norm / max(norm_of(delta), 1e-30))
+            theta = plus(model.params, delta, factor)
     return plus(theta, model.params, -1.0), int(mask.any(axis=-1).sum())
 
 
@@ -100,7 +96,7 @@ def moved(trainer, user):
     before_release(
         [
             {"clip_norm": 1.0, "local_epochs": 2, "weight_cap": 3},
-            {"clip_norm": 0.7, "per_layer": True, "weight_cap": 3},
+            {"clip_norm": 0.7, "weight_cap": 3},
             {"clip_norm": 50.0, "local_epochs": 3, "local_batch": 1, "normalizer": 20.0},
             {"clip_norm": 0.5, "local_batch": 0, "normalizer": 30.0},
         ],
@@ -129,12 +125,10 @@ def test_one_local_step_is_dp_sgd_of_the_users_mean_gradient(model, store) -> No
     ours = FedAvg(0.5 * 0.6, normalized=True, local_batch=0, local_rate=0.5)
     tokens, mask = trainer_of(model, store).execution.units.fetch(np.arange(USERS), 0)
     sums = [
-        jax.jit(make(model, options))(Totals.zero(model.params), model.params, (), tokens, mask)
-        for make, options in (
-            (microbatch_adder, sgd),
-            (fedavg.adder, ours),
-            (fedavg.adder, dataclasses.replace(ours, local_batch=1)),
+        jax.jit(microbatch_adder(model, options))(
+            Totals.zero(model.params), model.params, (), tokens, mask
         )
+        for options in (sgd, ours, dataclasses.replace(ours, local_batch=1))
     ]
     size = norm_of(sums[0].gradient)
     assert norm_of(plus(sums[1].gradient, sums[0].gradient, -1.0)) < 1e-6 * size
@@ -192,7 +186,7 @@ def test_another_number_of_local_epochs_is_another_run() -> None:
 
 @pytest.mark.ci
 def test_a_report_is_verified_and_a_better_one_is_not(data, tmp_path) -> None:  # noqa: F811
-    changes = {"algorithm": "fedavg", "local_epochs": 2, "per_layer": True}
+    changes = {"algorithm": "fedavg", "local_epochs": 2}
     changes |= {"learning_rate": 0.0, "weight_cap": 2, "records_per_user": 3}
     settings = settings_for(data, tmp_path / "run", **changes)
     done = execute(prepare(settings))
@@ -229,7 +223,7 @@ def altered(**changes):
 @pytest.mark.release
 def test_the_audit_knows_the_definition() -> None:
     options = {"local_epochs": 2, "weight_cap": 2, "normalizer": 2.0}
-    options |= {"local_batch": 2, "local_rate": 0.01, "per_layer": True}
+    options |= {"local_batch": 2, "local_rate": 0.01}
     assert not faults(**options)
     assert "sums of clipped gradients" in faults(altered(local_epochs=1), **options)
     assert "sums of clipped gradients" in faults(altered(weight_cap=0), **options)
@@ -242,13 +236,10 @@ def test_an_unclipped_or_doubly_weighted_user_is_caught(monkeypatch) -> None:
     monkeypatch.setattr(fedavg, "weights", lambda counts, cap: 2 * weights(counts, cap))
     assert "contributions within the bound" in faults(**options)
     monkeypatch.setattr(fedavg, "weights", weights)
-    factors = FedAvg.factors
-
-    def unclipped(self, squares):
-        actual = factors(self, squares)
-        return actual._replace(each=jax.tree.map(lambda _: 1.0, actual.each))
-
-    monkeypatch.setattr(FedAvg, "factors", unclipped)
+    right = FedAvg.__call__
+    monkeypatch.setattr(
+        FedAvg, "__call__", lambda self, update: right(self, update)._replace(gradient=update)
+    )
     assert "contributions within the bound" in faults(**options)
 
 

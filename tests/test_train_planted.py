@@ -204,29 +204,31 @@ def first_microbatch_unclipped(right, model, bound):
 
 def not_counted(name):
     """Norms without the part of one entry of the parameters."""
-    return in_place_of(Clipping, "factors")(
-        lambda right, bound, squares: right(
-            bound, squares | {name: jax.tree.map(jnp.zeros_like, squares[name])}
-        )
-    )
+
+    @in_place_of(Clipping, "__call__")
+    def plant(right, bound, gradient):
+        actual = right(bound, gradient | {name: jax.tree.map(jnp.zeros_like, gradient[name])})
+        factor = bound.sensitivity / jnp.maximum(actual.norm, bound.clip_norm)
+        return actual._replace(gradient=jax.tree.map(lambda x: x * factor, gradient))
+
+    return plant
 
 
 def not_scaled(name):
     """Norms are right, and one entry of the parameters is added as it is."""
 
-    @in_place_of(Clipping, "factors")
-    def plant(right, bound, squares):
-        actual = right(bound, squares)
-        whole = jax.tree.map(jnp.ones_like, actual.each[name])
-        return actual._replace(each=actual.each | {name: whole})
+    @in_place_of(Clipping, "__call__")
+    def plant(right, bound, gradient):
+        actual = right(bound, gradient)
+        return actual._replace(gradient=actual.gradient | {name: gradient[name]})
 
     return plant
 
 
-@in_place_of(Clipping, "factors")
-def bound_too_large(right, bound, squares):
-    actual = right(bound, squares)
-    return actual._replace(each=jax.tree.map(lambda factor: 1.01 * factor, actual.each))
+@in_place_of(Clipping, "__call__")
+def bound_too_large(right, bound, gradient):
+    actual = right(bound, gradient)
+    return actual._replace(gradient=jax.tree.map(lambda x: 1.01 * x, actual.gradient))
 
 
 def rounding_forgotten(patch):
@@ -323,11 +325,12 @@ def unclipped_where(odd):
     return plant
 
 
-@in_place_of(Clipping, "factors")
-def what_is_not_finite_contributes(right, bound, squares):
-    actual = right(bound, squares)
-    entry = jax.tree.map(lambda x: jnp.where(jnp.isfinite(actual.norm), x, 1.0), actual.each)
-    return actual._replace(each=entry)
+@in_place_of(Clipping, "__call__")
+def what_is_not_finite_contributes(right, bound, gradient):
+    actual = right(bound, gradient)
+    is_finite = jnp.isfinite(actual.norm)
+    kept = jax.tree.map(lambda x, g: jnp.where(is_finite, x, g), actual.gradient, gradient)
+    return actual._replace(gradient=kept)
 
 
 ELS = {"mechanism": dataclasses.replace(SAMPLED, privacy_unit="record"), "algorithm": "els"}
@@ -412,7 +415,6 @@ def test_planted_bugs_are_found(name, monkeypatch):
 RIGHT = [
     {"mechanism": SAMPLED},
     {"microbatch": 1, "clip_norm": 0.3, "normalized": False},
-    {"per_layer": True},
     {**ELS, "privacy_unit": "record"},
 ]
 

@@ -394,7 +394,6 @@ def test_a_model_that_is_no_function_of_the_settings_is_refused_before_any_work(
             {"algorithm": "els", "sampling": "balls-in-bins:bins=3,epochs=1"},
             {
                 "sampling": "fixed-order:bins=3,epochs=2",
-                "per_layer": True,
                 "optimizer": "adam",
             },
             {
@@ -421,7 +420,7 @@ def test_every_algorithm_runs(data, tmp_path, changes):
 
 
 def test_settings_round_trip_and_refuse_what_is_unknown(tmp_path):
-    settings = TrainConfig(**POISSON, records_per_user=3, per_layer=True, output="a b")
+    settings = TrainConfig(**POISSON, records_per_user=3, remat=True, output="a b")
     path = tmp_path / "c.toml"
     path.write_text(settings.to_toml())
     assert config.load(path) == settings

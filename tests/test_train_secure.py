@@ -113,7 +113,7 @@ def test_what_it_does_not_go_with_is_refused(data, tmp_path) -> None:  # noqa: F
     settings = settings_for(data, tmp_path, noise="secure")
     devices = jax.sharding.AbstractMesh((4, 1), ("data", "model"))
     wired = Wiring(settings, None, SECRET, devices)
-    units = wired.units(synthetic_store(), "random")
+    units = wired.units(synthetic_store())
     with pytest.raises(UsageError, match="one device, and there are 4"):
         wired.execution(units)
     fingerprint = TrainConfig(factorization="f.npz").fingerprint

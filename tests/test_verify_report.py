@@ -32,7 +32,7 @@ def report_of(data, folder, **changes):  # noqa: F811
         [
             {"algorithm": "group", "epsilon": 20.0, "learning_rate": 0.0},
             {"algorithm": "els"},
-            {"sampling": "fixed-order:bins=3,epochs=2", "per_layer": True},
+            {"sampling": "fixed-order:bins=3,epochs=2"},
         ],
         *(0, 1),
     ),

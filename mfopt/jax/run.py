@@ -282,22 +282,21 @@ class PrivateRun:
             is_own = (tag_of(batch, state.noise.key) == batch.tag).all()
             is_own &= (batch.step == state.noise.step) & (batch.part == state.part)
             squares = [jax.vmap(_square)(leaf) for leaf in of_units]
-            factors = jax.vmap(self.clipping.factors)(squares).each
+            factors = self.clipping.factor(jnp.sqrt(sum(squares)))
+            factors = jnp.where(batch.mask, factors, 0.0)
 
-            def clipped_sum(total: Array, leaf: Any, factor: Array) -> Array:
-                factor = jnp.where(batch.mask, factor, 0.0)
+            def clipped_sum(total: Array, leaf: Any) -> Array:
                 if isinstance(leaf, Product):
-                    part = leaf.total(factor)
+                    part = leaf.total(factors)
                 else:
-                    factor = factor.reshape(-1, *[1] * (leaf.ndim - 1))
+                    factor = factors.reshape(-1, *[1] * (leaf.ndim - 1))
                     # where, not a product alone: 0 times infinity is no number
                     part = jnp.where(factor > 0, leaf.astype(jnp.float32) * factor, 0.0).sum(0)
                 return jnp.where(is_own, total + part.astype(total.dtype), jnp.nan)
 
             totals = jax.tree.leaves(state.sums)
-            return [
-                clipped_sum(*triple) for triple in zip(totals, of_units, factors, strict=True)
-            ], is_own
+            pairs = zip(totals, of_units, strict=True)
+            return [clipped_sum(*pair) for pair in pairs], is_own
 
         return jax.jit(added)  # outside of jit too: not compiled operation by operation
 

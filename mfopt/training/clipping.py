@@ -7,7 +7,8 @@ A clipping maps one unit's gradient to a pytree whose l2 norm over all leaves to
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,10 @@ _MARGIN = 1.0 - 2.0**-18
 _LEAST = 1e-10
 
 
+Sums = tuple[jax.Array, jax.Array]
+UnitLoss = Callable[[PyTree, jax.Array, jax.Array], tuple[jax.Array, Sums]]
+
+
 class Clipped(NamedTuple):
     """A bounded contribution: ``gradient`` (float32 pytree), its former ``norm``, ``active``.
 
@@ -33,23 +38,12 @@ class Clipped(NamedTuple):
     active: jax.Array
 
 
-class Factors(NamedTuple):
-    """Factor of ``each`` leaf, 0 for a unit that contributes nothing; the rest as in Clipped."""
-
-    each: PyTree
-    norm: jax.Array
-    active: jax.Array
-
-
 @dataclasses.dataclass(frozen=True)
 class Clipping:
     """Scale a unit's gradient down to norm ``clip_norm``; smaller ones pass.
 
     Args:
         clip_norm: the bound on the l2 norm over the whole pytree.
-        per_layer: bound every layer on its own, by ``clip_norm / sqrt(number of layers)``, so that
-            the whole still stays within ``clip_norm`` (McMahan et al. 2018). A layer is
-            the set of leaves with the same parent in the pytree (a kernel and its bias).
         normalized: divide the clipped gradient by ``clip_norm`` (De et al. 2022). The
             learning rate then no longer has to follow the clip norm.
 
@@ -64,13 +58,7 @@ class Clipping:
     """
 
     clip_norm: float
-    per_layer: bool = False
     normalized: bool = False
-
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        super().__init_subclass__(**keywords)
-        if "__call__" in vars(cls):
-            raise TypeError(f"{cls.__name__}: define factors(), which is what training applies")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clip_norm", _check.positive("clip_norm", self.clip_norm))
@@ -80,14 +68,9 @@ class Clipping:
             raise _check.reject("clip_norm", self.clip_norm, rule, way_out)
 
     @property
-    def bound(self) -> float:
-        """Most that one unit adds to a step's sum."""
-        return 1.0 if self.normalized else self.clip_norm
-
-    @property
     def sensitivity(self) -> float:
         """Largest change of a step's sum by one unit: what a noise multiplier is relative to."""
-        return self.bound
+        return 1.0 if self.normalized else self.clip_norm
 
     def describe(self) -> JsonObject:
         """JSON-compatible description."""
@@ -96,35 +79,31 @@ class Clipping:
     def __call__(self, gradient: PyTree) -> Clipped:
         """The bounded contribution of one unit with this ``gradient``."""
         gradient = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient)
-        factors = self.factors(jax.tree.map(sum_of_squares, gradient))
-        # where, not a product alone: 0 times infinity is no number
-        bounded = jax.tree.map(
-            lambda leaf, factor: jnp.where(factor > 0, leaf * factor, 0.0), gradient, factors.each
-        )
-        return Clipped(bounded, factors.norm, factors.active)
-
-    def factors(self, squares: PyTree) -> Factors:
-        """Factors to multiply one unit's gradient with, from the squared norms of its leaves.
-
-        ``squares``: a pytree like the parameters, of float32 scalars no less than the true values.
-        """
-        by_path, structure = jax.tree.flatten_with_path(squares)
-        leaves = [leaf for _, leaf in by_path]
+        leaves = jax.tree.leaves(jax.tree.map(sum_of_squares, gradient))
         norm = jnp.sqrt(sum(leaves, start=jnp.float32(0)))
-        # a leaf at the top is a layer of its own
-        layers = [path[:-1] or path if self.per_layer else () for path, _ in by_path]
-        bound = self.clip_norm / max(1, len(set(layers))) ** 0.5
-        target = _MARGIN * (bound / self.clip_norm if self.normalized else bound)
-        usable = jnp.isfinite(norm)
-        factor, active = {}, jnp.bool_(False)
-        for layer in dict.fromkeys(layers):
-            members = [leaf for leaf, name in zip(leaves, layers, strict=True) if name == layer]
-            length = jnp.sqrt(sum(members, start=jnp.float32(0)))
-            active |= length > bound
-            # max in the denominator: no division by zero, and a factor of at most target / bound
-            factor[layer] = jnp.where(usable, target / jnp.maximum(length, bound), 0.0)
-        of_leaves = jax.tree.unflatten(structure, [factor[layer] for layer in layers])
-        return Factors(of_leaves, norm, active | ~usable)
+        factor = self.factor(norm)
+        # where, not a product alone: 0 times infinity is no number
+        bounded = jax.tree.map(lambda leaf: jnp.where(factor > 0, leaf * factor, 0.0), gradient)
+        return Clipped(bounded, norm, (norm > self.clip_norm) | ~jnp.isfinite(norm))
+
+    def factor(self, norm: jax.Array) -> jax.Array:
+        """Factor of a unit's gradient of this norm; 0 where the norm is not finite."""
+        # max in the denominator: no division by zero
+        factor = _MARGIN * self.sensitivity / jnp.maximum(norm, self.clip_norm)
+        return jnp.where(jnp.isfinite(norm), factor, 0.0)
+
+    def contribution(
+        self, loss: UnitLoss, params: PyTree, tokens: jax.Array, mask: jax.Array
+    ) -> tuple[Clipped, Sums]:
+        """(What one unit adds to a step's sum, the sums over its records that ``loss`` reports).
+
+        Args:
+          loss: (mean over a unit's records, sums over them) of parameters, tokens and mask.
+          params: parameters of the step.
+          tokens, mask: records of the unit, (G, L).
+        """
+        gradient, sums = jax.grad(loss, has_aux=True)(params, tokens, mask)
+        return self(gradient), sums
 
 
 @dataclasses.dataclass(frozen=True)

@@ -158,7 +158,6 @@ class TrainConfig:
     )
     normalizer: float = _batch(0.0, "Divisor of each sum; 0: units expected in a step.")
     clip_norm: float = _clipping(1.0, "Bound on a unit's gradient or update.")
-    per_layer: bool = _clipping(False, "Clip each layer separately.")
     normalized: bool = _clipping(True, "Divide clipped gradients by the clip norm.")
     optimizer: str = _optimizer("adam-bc", "Optimizer of noised gradients.", choices=OPTIMIZERS)
     learning_rate: float = _optimizer(

@@ -12,7 +12,6 @@ emptying a user alike. The optimizer is given -Δ in place of a gradient (Reddi 
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +19,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mfopt._runtime import _check
-from mfopt._runtime._types import JsonObject
-from mfopt.training.clipping import Clipping
-from mfopt.training.gradients import Adder, Statistics, Totals, mean_loss
-from mfopt.training.models import Model, PyTree
+from mfopt._runtime._types import JsonObject, PyTree
+from mfopt.training.clipping import Clipped, Clipping, Sums, UnitLoss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +42,40 @@ class FedAvg(Clipping):
     def describe(self) -> JsonObject:
         return {"algorithm": "fedavg", **super().describe(), "sensitivity": self.sensitivity}
 
+    def contribution(
+        self, loss: UnitLoss, params: PyTree, tokens: jax.Array, mask: jax.Array
+    ) -> tuple[Clipped, Sums]:
+        """The weighted local update of a user, with the sign of a gradient.
+
+        The sums are of the first local epoch, each batch before its step.
+        """
+        clip = dataclasses.replace(self, normalized=False)
+
+        # The update is what is kept, not θ: θ⁰ + Δ - θ⁰ would be rounded beyond the bound.
+        def step(update: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+            moved = jax.tree.map(lambda leaf, u: leaf + u.astype(leaf.dtype), params, update)
+            slope, sums = jax.grad(loss, has_aux=True)(moved, *batch)
+            clipped = clip(jax.tree.map(lambda u, g: u - self.local_rate * g, update, slope))
+            return clipped.gradient, (sums, clipped.norm, clipped.active)
+
+        size = self.local_batch or len(tokens)
+        padding = [(0, -len(tokens) % size), (0, 0)]  # rows of zeros behind the last one
+        batches = tuple(jnp.pad(x, padding).reshape(-1, size, x.shape[-1]) for x in (tokens, mask))
+        # Δ, and what is said of each local step (epochs, batches)
+        update, (sums, norm, active) = jax.lax.scan(
+            lambda update, _: jax.lax.scan(step, update, batches),
+            jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params),
+            None,
+            length=self.local_epochs,
+        )
+        records, cap = jnp.sum(jnp.any(mask, axis=-1)), self.weight_cap or 1
+        weight = jnp.asarray(weights(np.arange(cap + 1), cap))[jnp.minimum(records, cap)]
+        if self.normalized:
+            update = jax.tree.map(lambda leaf: leaf / self.clip_norm, update)
+        gradient = jax.tree.map(lambda leaf: -weight * leaf, update)
+        loss_sum, targets = (jnp.sum(x[0]) for x in sums)
+        return Clipped(gradient, norm[-1, -1], jnp.any(active)), (loss_sum, targets)
+
 
 def clipping_of(description: JsonObject) -> Clipping:
     """Clipping with this :meth:`~mfopt.training.clipping.Clipping.describe`."""
@@ -59,68 +90,3 @@ def weights(counts: ArrayLike, cap: float) -> np.ndarray:
     """w_k = min(n_k / ŵ, 1), float32 (K,): at most 1 whatever the counts."""
     share = np.asarray(counts, np.float64) / _check.positive("cap", cap)
     return np.minimum(share, 1.0).astype(np.float32)
-
-
-def adder(model: Model, fedavg: FedAvg) -> Adder:
-    """Add the weighted sum of a microbatch's local updates, with the sign of a gradient.
-
-    Called as what :func:`~mfopt.training.gradients.microbatch_adder` returns. ``loss`` and
-    ``targets`` of the statistics are of the first local epoch, each batch before its step.
-    """
-    cap, rate = fedavg.weight_cap or 1, fedavg.local_rate
-    weight_of = jnp.asarray(weights(np.arange(cap + 1), cap), jnp.float32)
-    clip = dataclasses.replace(fedavg, normalized=False)
-
-    def add(
-        totals: Totals, params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array
-    ) -> Totals:
-        # The update is what is kept, not θ: θ⁰ + Δ - θ⁰ would be rounded beyond the bound.
-        def step(update: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
-            def loss(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-                losses = jax.vmap(model.loss, (None, None, 0, 0))(params, frozen, *batch)
-                return mean_loss(losses, batch[1])
-
-            moved = jax.tree.map(lambda leaf, u: leaf + u.astype(leaf.dtype), params, update)
-            slope, said = jax.grad(loss, has_aux=True)(moved)
-            clipped = clip(jax.tree.map(lambda u, g: u - rate * g, update, slope))
-            return clipped.gradient, (said, clipped.norm, clipped.active)
-
-        def user(tokens: jax.Array, mask: jax.Array) -> tuple[PyTree, jax.Array, Statistics]:
-            size = fedavg.local_batch or len(tokens)
-            padding = [(0, -len(tokens) % size), (0, 0)]  # rows of zeros behind the last one
-            batches = tuple(
-                jnp.pad(x, padding).reshape(-1, size, x.shape[-1]) for x in (tokens, mask)
-            )
-            # Δ, and what is said of each local step (epochs, batches)
-            update, (sums, norm, active) = jax.lax.scan(
-                lambda update, _: jax.lax.scan(step, update, batches),
-                Totals.zero(params).gradient,
-                None,
-                length=fedavg.local_epochs,
-            )
-            records = jnp.sum(jnp.any(mask, axis=-1))
-            present = records > 0
-            if fedavg.normalized:
-                update = jax.tree.map(lambda leaf: leaf / fedavg.clip_norm, update)
-            # a loss that breaks its promise on padding must still not leak through an empty slot
-            update = jax.tree.map(lambda leaf: jnp.where(present, leaf, 0.0), update)
-            statistics = Statistics(
-                units=present,
-                clipped=present & jnp.any(active),
-                norm=jnp.where(present & jnp.isfinite(norm[-1, -1]), norm[-1, -1], 0.0),
-                loss=jnp.sum(sums[0][0]),
-                targets=jnp.sum(sums[1][0]),
-                tokens=jnp.sum(mask),
-            )
-            return update, weight_of[jnp.minimum(records, cap)], statistics
-
-        updates, weight, statistics = jax.vmap(user)(tokens, mask)
-        statistics = jax.tree.map(lambda leaf: jnp.sum(leaf.astype(jnp.float32)), statistics)
-        # an accelerator's usual products would round a contribution beyond its bound
-        product = functools.partial(
-            jnp.tensordot, -weight, axes=1, precision=jax.lax.Precision.HIGHEST
-        )
-        summed = Totals(jax.tree.map(product, updates), statistics)
-        return jax.tree.map(jnp.add, totals, summed)
-
-    return add

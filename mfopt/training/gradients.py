@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mfopt.training.clipping import Clipping, NoClipping
+from mfopt.training.clipping import Clipping, NoClipping, Sums
 from mfopt.training.models import Model, PyTree, num_targets
 
 Adder = Callable[["Totals", PyTree, PyTree, jax.Array, jax.Array], "Totals"]
@@ -48,7 +48,7 @@ class Totals(NamedTuple):
         return cls(gradient, Statistics(*(jnp.float32(0) for _ in Statistics._fields)))
 
 
-def mean_loss(losses: jax.Array, mask: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def mean_loss(losses: jax.Array, mask: jax.Array) -> tuple[jax.Array, Sums]:
     """Mean loss over one unit's records, and (Σ loss·targets, Σ targets) for reporting.
 
     A row of ``mask`` (G, L) without a real token is padding and does not count in the mean.
@@ -64,7 +64,7 @@ def mean_loss(losses: jax.Array, mask: jax.Array) -> tuple[jax.Array, tuple[jax.
 def microbatch_adder(model: Model, clipping: Clipping | NoClipping) -> Adder:
     """``add(totals, params, frozen, tokens (m, G, L), mask (m, G, L)) -> totals``, to be jitted.
 
-    Each of the m units' gradients is clipped on its own, and only then summed in float32
+    Each of the m units' contributions is clipped on its own, and only then summed in float32
     (``docs/training/algorithms.md``). Units without any token (padding, or users without records)
     add exactly 0. Where nothing is clipped, the m gradients are never separated: one backward pass
     of the summed loss gives their sum, as in any non-private training.
@@ -75,13 +75,13 @@ def microbatch_adder(model: Model, clipping: Clipping | NoClipping) -> Adder:
     def add(
         totals: Totals, params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array
     ) -> Totals:
-        def unit(tokens: jax.Array, mask: jax.Array) -> Totals:
-            def loss(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-                record = functools.partial(model.loss, params, frozen)
-                return mean_loss(_mapped(record, tokens, mask), mask)
+        def loss(params: PyTree, tokens: jax.Array, mask: jax.Array) -> tuple[jax.Array, Sums]:
+            record = functools.partial(model.loss, params, frozen)
+            return mean_loss(_mapped(record, tokens, mask), mask)
 
-            gradient, (loss_sum, targets) = jax.grad(loss, has_aux=True)(params)
-            clipped, present = clipping(gradient), jnp.any(mask)
+        def unit(tokens: jax.Array, mask: jax.Array) -> Totals:
+            clipped, (loss_sum, targets) = clipping.contribution(loss, params, tokens, mask)
+            present = jnp.any(mask)
             # a loss that breaks its promise on padding must still not leak through an empty slot
             bounded = jax.tree.map(lambda leaf: jnp.where(present, leaf, 0.0), clipped.gradient)
             statistics = Statistics(

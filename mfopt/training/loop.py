@@ -31,7 +31,6 @@ from mfopt.noise import NoiseStream
 from mfopt.training import mesh as meshes
 from mfopt.training.batching import Batch, Sampler
 from mfopt.training.clipping import Clipping, NoClipping
-from mfopt.training.fedavg import FedAvg, adder
 from mfopt.training.gradients import Statistics, Totals, microbatch_adder
 from mfopt.training.models import Model, PyTree
 from mfopt.training.secrets import RunSecret
@@ -142,11 +141,7 @@ class Trainer:
         self._where = meshes.spread(self._mesh, model.params)
         self._frozen = meshes.distribute(self._mesh, model.frozen)
         self._state_where: PyTree = None
-        clipping = execution.clipping
-        if isinstance(clipping, FedAvg):
-            self._adder = adder(model, clipping)
-        else:
-            self._adder = microbatch_adder(model, clipping)
+        self._adder = microbatch_adder(model, execution.clipping)
         # its numbers are float64, those of the model and all programs here are what they are
         self._secure = execution.noise is not None and execution.noise.secure
         # microbatches of one compiled loop, from public numbers: those of nearly any step (small

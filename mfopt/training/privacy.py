@@ -158,7 +158,7 @@ def noise_against_signal(execution: Execution, num_params: int) -> dict[str, flo
     coordinate, sums = noise_by_step(execution), noise_by_step(execution, PrefixSums())
     clipping, normalizer = execution.clipping, execution.normalizer
     assert not isinstance(clipping, NoClipping)
-    signal = clipping.bound * sampler.expected_batch / normalizer
+    signal = clipping.sensitivity * sampler.expected_batch / normalizer
     return {
         "noise_per_coordinate": float(np.sqrt(np.mean(coordinate**2))),
         "noise_norm": float(np.sqrt(np.mean(coordinate**2) * num_params)),

@@ -176,11 +176,7 @@ class _Run:
         self.drawn = UnitSampler(scheme, population, self.secret.seed("sampling"))
         self.bound = 1.0 if settings.normalized else settings.clip_norm
         self.sigma = account.noise_multiplier * self.bound
-        model, groups = trainer.model, defaultdict(list)
-        for i, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(model.params)):
-            parent = path[: max(1, len(path) - 1)] if settings.per_layer else ()
-            groups[jax.tree_util.keystr(parent)].append(i)
-        self.layers = list(groups.values())
+        model = trainer.model
 
         def mean(params: PyTree, tokens: jax.Array, mask: jax.Array) -> jax.Array:
             losses = jax.vmap(model.loss, (None, None, 0, 0))(params, model.frozen, tokens, mask)
@@ -383,12 +379,8 @@ class _Run:
         """``leaves`` within the clip norm; zeros if any is not finite."""
         if not math.isfinite(_norm(leaves)):
             return [np.zeros_like(leaf) for leaf in leaves]
-        bound, clipped = self.settings.clip_norm / math.sqrt(len(self.layers)), [*leaves]
-        for layer in self.layers:
-            factor = bound / max(bound, _norm([leaves[i] for i in layer]))
-            for i in layer:
-                clipped[i] = factor * leaves[i]
-        return clipped
+        bound = self.settings.clip_norm
+        return [bound / max(bound, _norm(leaves)) * leaf for leaf in leaves]
 
     def _moved(self, params: PyTree, tokens: np.ndarray, mask: np.ndarray) -> list[np.ndarray]:
         """-Δ of a user: local gradient descent, clipped after every step."""

@@ -67,7 +67,7 @@ _TYPES = {
     "local_batch weight_cap",
     float: "normalizer value noise_move momentum beta2 bound noise_multiplier clip_norm local_rate "
     "sensitivity epsilon delta failure_probability",
-    bool: "pinned black_box per_layer normalized reserve whole",
+    bool: "pinned black_box normalized reserve whole",
     list: "steps",
     dict: "scheme details",
 }
