@@ -17,11 +17,11 @@ from mfopt.training.data.store import token_dtype
 FACTS = {"tokenizer_digest": "0" * 64}
 
 
-def fill(builder, rows, drop=False):
-    """Add (user, tokens, text) rows in batches of three; ``drop``: repeated texts of a user."""
+def fill(builder, rows):
+    """Add (user, tokens, text) rows in batches of three."""
     for begin in range(0, len(rows), 3):
-        users, records, texts = zip(*rows[begin : begin + 3], strict=True)
-        builder.add(users, [np.array(record, int) for record in records], texts if drop else ())
+        users, records, _ = zip(*rows[begin : begin + 3], strict=True)
+        builder.add(users, [np.array(record, int) for record in records])
 
 
 def grouped(rows):
@@ -64,22 +64,6 @@ def test_builder_groups_like_a_dictionary(tmp_path_factory, rows):
     assert as_dict(store) == grouped(rows)
     assert list(as_dict(store)) == list(grouped(rows))
     store.verify()
-
-
-@settings(max_examples=25, deadline=None)
-@given(rows=row_lists)
-def test_repeated_texts_are_dropped_within_a_user_only(tmp_path_factory, rows):
-    folder = tmp_path_factory.mktemp("store")
-    with TokenStoreBuilder(folder, vocab_size=100) as builder:
-        fill(builder, rows, drop=True)
-        counts = builder.finish(folder, FACTS)
-    recorded, kept = set(), []
-    for user, record, text in rows:
-        if (user, text) not in recorded:
-            kept.append((user, record, text))
-        recorded.add((user, text))
-    assert as_dict(open_parts(folder)["train"]) == grouped(kept)
-    assert counts["duplicates"] == len(rows) - len(kept)
 
 
 def split(folder, names, hold_out, count=8):

@@ -61,7 +61,6 @@ def command() -> None:
 @option("--held-out-users", float, "Share of users for evaluation only.")
 @option("--held-out-records", float, "Share of the other users' records for evaluation only.")
 @options.seed("that of what is held out", default=0)
-@option("--drop-duplicates", bool, "Drop repeated texts of the same user.")
 @option(
     "--public-overlap",
     float,
@@ -95,7 +94,6 @@ def build(arguments: SimpleNamespace) -> None:
     chosen = Options(
         on_bad=arguments.on_bad,
         hold_out=HoldOut(**shares, seed=arguments.seed),
-        drop_duplicates=arguments.drop_duplicates,
         public_overlap=arguments.public_overlap,
     )
     if arguments.tokenizer is None and arguments.end_of_text != END_OF_TEXT:
@@ -187,10 +185,6 @@ def _print(report: JsonObject) -> None:
     for name, counts in report["reading"].items():
         for reason, count in sorted(counts["bad"].items()):
             display.print_text(f"{name}: {count:,} bad, skipped: {reason}")
-        if counts["duplicates"]:
-            display.print_text(
-                f"{name}: {counts['duplicates']:,} repeated texts of one user dropped"
-            )
         for example in counts["examples"]:
             display.print_text(f"  {example}")
 

@@ -41,12 +41,10 @@ class Options:
         "skip" skips any number, "fail" refuses the first.
       hold_out, public_overlap: see :class:`HoldOut`; largest share of public tokens in copies of
         private records.
-      drop_duplicates: drop repeated texts, within a user, never across users.
     """
 
     on_bad: str = "few"
     hold_out: HoldOut = dataclasses.field(default_factory=HoldOut)
-    drop_duplicates: bool = False
     public_overlap: float = overlap.MOST
 
     def __post_init__(self) -> None:
@@ -216,11 +214,7 @@ def _fill(
 
     def add() -> None:
         texts = [item.text or "" for item in pending]
-        builder.add(
-            [item.user or "" for item in pending],
-            tokenizer.encode_batch(texts),
-            [_joined(text) for text in texts] if options.drop_duplicates else (),
-        )
+        builder.add([item.user or "" for item in pending], tokenizer.encode_batch(texts))
         pending.clear()
 
     characters, total = 0, source.total()

@@ -25,14 +25,13 @@ from mfopt.training.data import store as stores
 from mfopt.training.data.store import CONTEXT, token_dtype
 from mfopt.training.secrets import GOLDEN, mix
 
-# Texts are recognized by 128-bit digests, and a user's hold-out follows from one: a chance meeting
-# among 10⁸ has probability below 1e-22.
+# A user's hold-out follows from a 128-bit digest of the name.
 _KEY_BYTES = 16
 _EVERY = 1000  # records between two reports of progress
 
 
 def key(text: bytes) -> bytes:
-    """The 128-bit digest under which a user or a text is recognized."""
+    """The 128-bit digest that a user's hold-out follows from."""
     return hashlib.blake2b(text, digest_size=_KEY_BYTES).digest()
 
 
@@ -69,25 +68,19 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
         self.dtype = np.dtype(np.uint32) if context else token_dtype(vocab_size)
         self._tokens = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (until the end)
         self._users: dict[bytes, int] = {}  # numbered in the order in which they first came
-        self._texts: set[tuple[int, bytes]] = set()
-        self._owners, self._sizes, self._repeated = array("q"), array("q"), array("b")
+        self._owners, self._sizes = array("q"), array("q")
 
     def __exit__(self, *_: object) -> None:
         self._tokens.close()
 
     @property
     def num_records(self) -> int:
-        """Records so far, repeated ones included."""
+        """Records so far."""
         return len(self._owners)
 
-    def add(
-        self, users: Sequence[str], records: Sequence[np.ndarray], texts: Sequence[str] = ()
-    ) -> None:
-        """Append records: ``records[i]`` is a (length,) integer array of user ``users[i]``.
-
-        ``texts``: where given, of a user's records with one text the first alone is written.
-        """
-        if len(users) != len(records) or len(texts) not in (0, len(users)):
+    def add(self, users: Sequence[str], records: Sequence[np.ndarray]) -> None:
+        """Append records: ``records[i]`` is a (length,) integer array of user ``users[i]``."""
+        if len(users) != len(records):
             raise _check.reject("records", len(records), f"must be as many as users: {len(users)}")
         if not records:
             return
@@ -97,13 +90,9 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
             raise _check.reject("tokens", largest, f"must be below {self.vocab_size}")
         self._tokens.write(tokens.astype(self.dtype).tobytes())
         self._sizes.extend(map(len, records))
-        for i, user in enumerate(users):
+        for user in users:
             owner = self._users.setdefault(user.encode("utf-8", "replace"), len(self._users))
             self._owners.append(owner)
-            text = (owner, key(texts[i].encode("utf-8", "surrogatepass"))) if texts else None
-            self._repeated.append(text in self._texts)
-            if text:
-                self._texts.add(text)
 
     def finish(
         self,
@@ -117,7 +106,7 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
         """Group by user and write ``folder/<name>`` (and the held-out parts).
 
         Users stand in the order in which they first came, records of a user in the order in which
-        they came. Returns records per part, and ``duplicates``: how many were dropped.
+        they came. Returns records per part.
 
         Args:
             folder, name: where the parts go, and the name of the one that is not held out.
@@ -134,7 +123,6 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
         outside = _uniform(keys, seed) < hold_out.users
         held_out = _uniform(keys[owners[order]], seed + 1, position) < hold_out.records
         part_of = np.where(outside[owners[order]], 1, np.where(held_out, 2, 0))
-        part_of[np.array(self._repeated, bool)[order]] = -1
         parts = {
             part: order[part_of == number]
             for number, part in enumerate((name, "held-out-users", "held-out-records"))
@@ -145,8 +133,7 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
             if len(records):
                 facts = {**metadata, "part": part, "vocab_size": self.vocab_size}
                 self._write(Path(folder) / part, records, owners[records], names, facts, progress)
-        sizes = {part: len(records) for part, records in parts.items()}
-        return {"duplicates": sum(self._repeated), **sizes}
+        return {part: len(records) for part, records in parts.items()}
 
     def _write(
         self,
