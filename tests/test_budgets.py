@@ -31,7 +31,7 @@ NODES = {
     "mfopt/strategies": 15_882,
     "mfopt/testing": 9_722,
     "mfopt/torch": 19_280,
-    "mfopt/training": 66_100,
+    "mfopt/training": 66_070,
     "cli": 29_270,
     "tests": 302_650,
 }
