@@ -47,26 +47,17 @@ def scaled_blt(n=N, seed=0):
         (lambda x: jnp.where(jnp.abs(x - 0.3) < 0.2, jnp.nan, 1 - 2 * x), math.nan, 60),
     ],
 )
-def test_sigma_meets_the_target_or_is_nan(monkeypatch, value, root, limit):
+def test_sigma_meets_the_target_or_is_nan(value, root, limit):
     """Evaluations of log δ̂, here by a formula, are counted."""
     recorded = []
 
-    def estimate(*_):
-        def curve(theta, _):
-            jax.debug.callback(lambda x: recorded.append(float(x)), theta)
-            return value(theta) - 12
+    def estimate(theta):
+        jax.debug.callback(lambda x: recorded.append(float(x)), theta)
+        return value(theta) - 12
 
-        return curve
-
-    class Law:
-        def log_scale(self, _):
-            return 0.0
-
-    monkeypatch.setattr(implicit, "_estimate", estimate)
     with jax.enable_x64(True):
         zero = jnp.zeros(())
-        frozen = implicit.Frozen(None, None, zero)
-        actual = float(implicit.log_sigma(Law(), None, frozen, zero, zero - 12))
+        actual = float(implicit.log_sigma(estimate, zero, zero - 12))
     jax.effects_barrier()
     assert actual == pytest.approx(root, abs=2e-9, nan_ok=True)
     assert 1 <= len(recorded) <= limit, recorded

@@ -9,6 +9,7 @@ and the provenance.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import warnings
 import zipfile
@@ -133,10 +134,13 @@ class Factorization:
         """Training iterations n that the guarantee covers; a run may stop earlier, never later."""
         return self.sampling.length
 
-    @property
+    @functools.cached_property
     def row_variances(self) -> np.ndarray:
-        """Error variance of each query at σ = 1, shape (n,)."""
-        return np.asarray(query_error.row_variances(self.workload, self.strategy, self.iterations))
+        """Error variance of each query at σ = 1, shape (n,), read-only."""
+        variances = query_error.row_variances(self.workload, self.strategy, self.iterations)
+        result = np.array(variances)
+        result.setflags(write=False)
+        return result
 
     @property
     def rmse(self) -> float:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from mfopt._runtime._arrays import Scalar
 from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo import sharding
 from mfopt.accounting.monte_carlo.protocol import SampledLaw
@@ -36,7 +37,7 @@ class Frozen(NamedTuple):
 
     draws: PyTree
     proposal: PyTree
-    centre: jax.Array
+    centre: Scalar
 
 
 class _Bracket(NamedTuple):
@@ -52,23 +53,50 @@ class _Bracket(NamedTuple):
     steps: jax.Array
 
 
-def log_sigma(
-    law: SampledLaw, reduced: PyTree, frozen: Frozen, epsilon: jax.Array, log_delta: jax.Array
-) -> jax.Array:
-    """log σ with |log δ̂ − ``log_delta``| <= :data:`TOLERANCE` on the frozen samples.
+def solved(
+    law: SampledLaw, quadratic: PyTree, frozen: Frozen, epsilon: jax.Array, log_delta: jax.Array
+) -> tuple[jax.Array, PyTree]:
+    """(log σ, ∂ log σ/∂quadratic) at the target, on the frozen samples.
 
-    NaN where no such σ is found near ``frozen.centre``: a σ that does not meet the target is never
-    returned.
+    The slope is NaN where δ̂ rises with σ there.
 
     Args:
       law: the sampled law of the scheme; static.
-      reduced: what δ depends on.
+      quadratic: sufficient statistic of σ for C.
       frozen: samples and proposal.
       epsilon: ε.
       log_delta: log δ.
     """
-    estimate = _estimate(law, reduced, frozen)
-    centre = frozen.centre + law.log_scale(reduced)
+
+    def terms_of(quadratic: PyTree) -> tuple[PyTree, jax.Array]:
+        reduced = law.prepared(quadratic)
+        return _terms(law, reduced, frozen), law.log_scale(reduced)
+
+    # the terms are traced once, for the root and for its slope
+    terms, back, log_scale = jax.vjp(terms_of, quadratic, has_aux=True)
+    estimate = functools.partial(_log_delta, law, devices(law, frozen.draws))
+    centre = frozen.centre + log_scale
+    root = log_sigma(lambda theta: estimate(terms, theta, epsilon), centre, log_delta)
+    slopes = jax.grad(estimate, argnums=(0, 1), allow_int=True)
+    by_terms, by_theta = slopes(terms, root, epsilon)
+    # an estimate that rises with σ is none: its gradient is refused with it
+    rate = jnp.where(by_theta < 0, -1 / by_theta, jnp.nan)
+    return root, jax.tree.map(lambda leaf: rate * leaf, back(by_terms)[0])
+
+
+def log_sigma(
+    estimate: Callable[[jax.Array], jax.Array], centre: jax.Array, log_delta: jax.Array
+) -> jax.Array:
+    """log σ with |log δ̂ − ``log_delta``| <= :data:`TOLERANCE`.
+
+    NaN where no such σ is found near ``centre``: a σ that does not meet the target is never
+    returned.
+
+    Args:
+      estimate: log σ -> log δ̂.
+      centre: log of the σ that the proposal was placed for.
+      log_delta: log δ.
+    """
     top, bottom = centre + _REACH, centre - _REACH
 
     def unfinished(state: _Bracket) -> jax.Array:
@@ -78,7 +106,7 @@ def log_sigma(
     # secant steps, kept inside the bracket
     def iterate(state: _Bracket) -> _Bracket:
         theta = state.theta
-        log_estimate = estimate(theta, epsilon)
+        log_estimate = estimate(theta)
         value = log_estimate - log_delta
         # nearly straight in log σ, as a Gaussian tail is; δ̂ may be above 1
         height = jnp.where(log_estimate < 0, jnp.log(log_delta / log_estimate), jnp.inf)
@@ -111,47 +139,27 @@ def devices(law: SampledLaw, draws: PyTree) -> sharding.Devices:
     return sharding.dividing(draws) if law.divisible else sharding.devices()[:1]
 
 
-def _estimate(
-    law: SampledLaw, reduced: PyTree, frozen: Frozen
-) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """(log σ, ε) -> log δ̂ on the frozen samples, of which every device has its part."""
+def _terms(law: SampledLaw, reduced: PyTree, frozen: Frozen) -> PyTree:
+    """What δ̂ on the frozen samples is made of at any σ; every device has its part."""
     over = devices(law, frozen.draws)
     if len(over) == 1:
-        terms = law.frozen(reduced, frozen.proposal, frozen.draws)
-        return functools.partial(law.log_delta, terms)
+        return law.frozen(reduced, frozen.proposal, frozen.draws)
 
-    def own_terms(draws: PyTree, reduced: PyTree, proposal: PyTree) -> PyTree:
+    def own(draws: PyTree, reduced: PyTree, proposal: PyTree) -> PyTree:
         return sharding.stacked(law.frozen(reduced, proposal, draws))
 
-    def own_value(terms: PyTree, theta: jax.Array, epsilon: jax.Array) -> jax.Array:
+    return sharding.mapped(own, over)(frozen.draws, reduced, frozen.proposal)
+
+
+def _log_delta(
+    law: SampledLaw, over: sharding.Devices, terms: PyTree, theta: jax.Array, epsilon: jax.Array
+) -> jax.Array:
+    """log δ̂ at log σ = ``theta``, by :func:`_terms`."""
+    if len(over) == 1:
+        return law.log_delta(terms, theta, epsilon)
+
+    def own(terms: PyTree, theta: jax.Array, epsilon: jax.Array) -> jax.Array:
         return law.log_delta(sharding.unstacked(terms), theta, epsilon)[None]
 
-    parts = sharding.mapped(own_terms, over)(frozen.draws, reduced, frozen.proposal)
-
-    def value(theta: jax.Array, epsilon: jax.Array) -> jax.Array:
-        values = sharding.mapped(own_value, over)(parts, theta, epsilon)
-        return jax.scipy.special.logsumexp(values) - jnp.log(len(over))
-
-    return value
-
-
-def slope(
-    law: SampledLaw, quadratic: PyTree, frozen: Frozen, log_sigma: jax.Array, epsilon: jax.Array
-) -> PyTree:
-    """∂ log σ/∂quadratic where δ̂ at ``log_sigma`` is the target's; NaN where δ̂ rises with σ there.
-
-    Args:
-      law: the sampled law of the scheme; static.
-      quadratic: sufficient statistic of σ for C.
-      frozen: samples and proposal.
-      log_sigma: solution for that statistic.
-      epsilon: ε.
-    """
-
-    def value(quadratic: PyTree, theta: jax.Array) -> jax.Array:
-        return _estimate(law, law.prepared(quadratic), frozen)(theta, epsilon)
-
-    by_quadratic, by_theta = jax.grad(value, argnums=(0, 1))(quadratic, log_sigma)
-    # an estimate that rises with σ is none: its gradient is refused with it
-    rate = jnp.where(by_theta < 0, -1 / by_theta, jnp.nan)
-    return jax.tree.map(lambda leaf: rate * leaf, by_quadratic)
+    values = sharding.mapped(own, over)(terms, theta, epsilon)
+    return jax.scipy.special.logsumexp(values) - jnp.log(len(over))

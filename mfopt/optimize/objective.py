@@ -175,6 +175,22 @@ class Tangent(NamedTuple):
     touch: tuple[Scalar, PyTree]
 
 
+class _Statistic(NamedTuple):
+    """What σ knows of one C.
+
+    Attributes:
+      quadratic: ``SampledLaw.quadratic``.
+      reduced: what δ depends on.
+      norm: largest mode norm of C.
+      log_scale: log of the scale of C.
+    """
+
+    quadratic: PyTree
+    reduced: PyTree
+    norm: Scalar
+    log_scale: Scalar
+
+
 class AmplifiedObjective:
     """A loss of (C, σ(C)) under amplification, on frozen samples.
 
@@ -224,7 +240,7 @@ class AmplifiedObjective:
           sigma: σ there, or about that, where it is known.
           anywhere: whether σ is searched for from anywhere where none is found near that one.
         """
-        quadratic = self.quadratic(parameters)
+        statistic = self._statistic(parameters)
         tangent = _nothing(parameters)
         is_known = math.isfinite(sigma) and sigma > 0
         guess: Callable[[np.ndarray], float] = (lambda _: sigma) if is_known else self._guessed
@@ -234,7 +250,7 @@ class AmplifiedObjective:
                 for _ in range(_ATTEMPTS):
                     if not (math.isfinite(guessed) and guessed > 0):
                         break
-                    tangent = self._tangent(parameters, quadratic, self._place(quadratic, guessed))
+                    tangent = self._tangent(parameters, statistic, self._place(statistic, guessed))
                     if abs(tangent.drift) <= _CLOSE:
                         return tangent
                     guessed = tangent.evaluation.noise_multiplier
@@ -242,52 +258,47 @@ class AmplifiedObjective:
 
     def follow(self, parameters: np.ndarray, neighbour: Tangent, anywhere: bool = True) -> Tangent:
         """The tangent on the proposal of ``neighbour`` while that serves, else on its own."""
-        quadratic = self.quadratic(parameters)
-        sigma = self._foreseen(neighbour, quadratic)
+        statistic = self._statistic(parameters)
+        log_sigma = self._foreseen(neighbour, statistic.quadratic)
         # samples are not asked on a proposal that will not serve
-        if not abs(self._centre(quadratic, sigma) - neighbour.placement.centre) > KEEP:
-            tangent = self._tangent(parameters, quadratic, neighbour.placement)
+        distance = log_sigma - float(statistic.log_scale) - neighbour.placement.centre
+        if not abs(distance) > KEEP:
+            tangent = self._tangent(parameters, statistic, neighbour.placement)
             if abs(tangent.drift) <= KEEP:
                 return tangent
-        return self.placed(parameters, sigma, anywhere)
+        return self.placed(parameters, math.exp(log_sigma), anywhere)
 
     def tangent(self, parameters: np.ndarray, placement: Placement) -> Tangent:
         """The tangent on a given proposal; its value is NaN where no σ near it meets the target."""
-        return self._tangent(parameters, self.quadratic(parameters), placement)
+        return self._tangent(parameters, self._statistic(parameters), placement)
 
-    def _tangent(self, parameters: np.ndarray, quadratic: PyTree, placement: Placement) -> Tangent:
-        evaluation, log_scale, touch = self._touched(parameters, quadratic, placement)
-        drift = float(touch[0]) - log_scale - placement.centre
+    @float64
+    def _place(self, statistic: _Statistic, noise_multiplier: float) -> Placement:
+        """The proposal for this σ."""
+        proposal = self._law.proposal(statistic.reduced, noise_multiplier, self._epsilon)
+        return Placement(proposal, math.log(noise_multiplier) - float(statistic.log_scale))
+
+    def _tangent(
+        self, parameters: np.ndarray, statistic: _Statistic, placement: Placement
+    ) -> Tangent:
+        evaluation, touch = self._touched(parameters, statistic, placement)
+        drift = float(touch[0]) - float(statistic.log_scale) - placement.centre
         return Tangent(np.asarray(parameters), evaluation, placement, drift, touch)
 
     @float64
-    def _place(self, quadratic: PyTree, noise_multiplier: float) -> Placement:
-        """The proposal for this σ."""
-        reduced, log_scale = _reduced(self._law, quadratic)
-        proposal = self._law.proposal(reduced, noise_multiplier, self._epsilon)
-        return Placement(proposal, math.log(noise_multiplier) - float(log_scale))
-
-    @float64
-    def _centre(self, quadratic: PyTree, noise_multiplier: float) -> float:
-        """log of σ over the scale of C; NaN where there is no σ."""
-        if not noise_multiplier > 0:
-            return math.nan
-        return math.log(noise_multiplier) - float(_reduced(self._law, quadratic)[1])
-
-    @float64
     def _touched(
-        self, parameters: np.ndarray, quadratic: PyTree, placement: Placement
-    ) -> tuple[Evaluation, float, tuple[Scalar, PyTree]]:
-        """(evaluation, log of the scale of C, (log σ, its slope)) at a point."""
-        frozen = implicit.Frozen(self._draws, placement.proposal, jnp.asarray(placement.centre))
+        self, parameters: np.ndarray, statistic: _Statistic, placement: Placement
+    ) -> tuple[Evaluation, tuple[Scalar, PyTree]]:
+        """(evaluation, (log σ, its slope)) at a point."""
+        frozen = implicit.Frozen(self._draws, placement.proposal, placement.centre)
         target = np.asarray(self._epsilon), np.asarray(math.log(self._delta))
-        (log_sigma, norm, log_scale), slope = _slope(self._law, quadratic, frozen, *target)
+        log_sigma, slope = _slope(self._law, statistic.quadratic, frozen, *target)
         touch = sharding.gathered((jnp.asarray(log_sigma), slope), self._devices)
         value, gradient = self._compiled_model(parameters, *touch)
         evaluation = Evaluation(
-            float(value), np.asarray(gradient), math.exp(log_sigma), float(norm)
+            float(value), np.asarray(gradient), math.exp(log_sigma), float(statistic.norm)
         )
-        return evaluation, float(log_scale), touch
+        return evaluation, touch
 
     def model(self, tangent: Tangent) -> Model:
         """Parameters -> (value, gradient) with the σ of ``tangent``, without samples."""
@@ -300,9 +311,8 @@ class AmplifiedObjective:
         return evaluate
 
     @float64
-    def quadratic(self, parameters: np.ndarray) -> PyTree:
-        """Sufficient statistic of σ for C at ``parameters``, a pytree."""
-        return _quadratic(self._law, built(self._build, parameters))
+    def _statistic(self, parameters: np.ndarray) -> _Statistic:
+        return _statistic(self._law, built(self._build, parameters))
 
     @float64
     def _guessed(self, parameters: np.ndarray) -> float:
@@ -315,11 +325,11 @@ class AmplifiedObjective:
         return model.sought_noise_multiplier(self._epsilon, self._delta).value
 
     def _foreseen(self, tangent: Tangent, quadratic: PyTree) -> float:
-        """σ by a tangent; NaN where that is none."""
+        """log σ by a tangent; NaN where that is none."""
         log_sigma, slope = tangent.touch
         parts = zip(jax.tree.leaves(slope), jax.tree.leaves(quadratic), strict=True)
         weight = 2 * sum(float(np.sum(np.asarray(h) * np.asarray(g))) for h, g in parts)
-        return math.exp(float(log_sigma)) * math.sqrt(weight) if weight > 0 else math.nan
+        return float(log_sigma) + math.log(weight) / 2 if weight > 0 else math.nan
 
 
 def _nothing(parameters: np.ndarray) -> Tangent:
@@ -331,14 +341,10 @@ def _nothing(parameters: np.ndarray) -> Tangent:
 
 
 @functools.partial(_quick.jit, static_argnums=0)
-def _quadratic(law: SampledLaw, strategy: Strategy) -> PyTree:
-    return law.quadratic(strategy)
-
-
-@functools.partial(_quick.jit, static_argnums=0)
-def _reduced(law: SampledLaw, quadratic: PyTree) -> tuple[PyTree, jax.Array]:
+def _statistic(law: SampledLaw, strategy: Strategy) -> _Statistic:
+    quadratic = law.quadratic(strategy)
     reduced = law.prepared(quadratic)
-    return reduced, law.log_scale(reduced)
+    return _Statistic(quadratic, reduced, law.norm(reduced), law.log_scale(reduced))
 
 
 @functools.partial(_quick.jit, static_argnums=0)
@@ -348,13 +354,9 @@ def _slope(
     frozen: implicit.Frozen,
     epsilon: jax.Array,
     log_delta: jax.Array,
-) -> tuple[tuple[jax.Array, jax.Array, jax.Array], PyTree]:
-    """((log σ, norm of C, log of its scale), ∂ log σ/∂quadratic), compiled for all strategies."""
-
-    reduced = law.prepared(quadratic)
-    log_sigma = implicit.log_sigma(law, reduced, frozen, epsilon, log_delta)
-    slope = implicit.slope(law, quadratic, frozen, log_sigma, epsilon)
-    return (log_sigma, law.norm(reduced), law.log_scale(reduced)), slope
+) -> tuple[jax.Array, PyTree]:
+    """(log σ, ∂ log σ/∂quadratic), compiled for all strategies."""
+    return implicit.solved(law, quadratic, frozen, epsilon, log_delta)
 
 
 @functools.lru_cache(maxsize=16)

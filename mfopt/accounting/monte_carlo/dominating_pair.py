@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from mfopt._runtime import _check, _quick, _sizes
+from mfopt._runtime import _check, _sizes
 from mfopt._runtime._arrays import Array
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import nested
@@ -80,15 +80,18 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
         real numbers, or the scheme is not balls-in-bins.
     """
     strategy, bins = _widened(strategy, scheme), cast(BallsInBins, scheme).bins
+    pair: DominatingPair | None = None
     if bins >= nested.LEAST or strategy.has_structured_gram(cast(BallsInBins, scheme)):
         gram, relative = _gram(strategy, cast(BallsInBins, scheme))
         largest = math.sqrt(float(np.max(np.diagonal(gram))))  # a norm, which no entry exceeds
         pair = above(gram, relative) if 0 < largest < math.inf else None
         del gram
     else:
-        modes = strategy.modes(cast(BallsInBins, scheme))
-        largest = float(np.max(np.asarray(modes)))
-        pair = _of_modes(modes, largest) if 0 < largest < math.inf else None
+        modes = np.asarray(strategy.modes(cast(BallsInBins, scheme)))
+        largest = float(np.max(modes))
+        if 0 < largest < math.inf:
+            triangle = np.linalg.qr(modes / largest, mode="r").T
+            pair = DominatingPair(triangle @ triangle.T * largest**2, triangle * largest)
     check_range(largest)
     assert pair is not None
     return pair
@@ -224,13 +227,6 @@ def check(pair: DominatingPair) -> DominatingPair:
     if not off <= dust or float(gram.min()) < -dust:
         raise _check.reject("pair", off, "G must be symmetric and >= 0, and L Lᵀ = G")
     return DominatingPair(gram, factor)
-
-
-@_quick.jit
-def _of_modes(modes: jax.Array, largest: jax.Array) -> DominatingPair:
-    # of numbers: one program serves all kinds of C of a size
-    factor = jnp.linalg.qr(modes / largest, mode="r").T
-    return DominatingPair(factor @ factor.T * largest**2, factor * largest)
 
 
 def jittered(gram: jax.Array) -> DominatingPair:
