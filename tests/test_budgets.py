@@ -40,11 +40,11 @@ WIDE_FUNCTIONS = 15  # with more than 6 parameters
 # of the main job
 MAIN_JOB = {
     "files": 67,
-    "functions": 541,
-    "lines": 3_147,  # that can run, of the functions that do
+    "functions": 531,
+    "lines": 3_100,  # that can run, of the functions that do
     "classes": 47,
-    "two-way pairs": 32,  # of files that call each other
-    "frames": 30,
+    "two-way pairs": 29,  # of files that call each other
+    "frames": 28,
 }
 DUPLICATES = 2  # functions of at least 6 lines whose body, names aside, is another's
 

@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._runtime._float64 import float64
 from mfopt.optimize.parameterization import Parameterization
 from mfopt.strategies import Strategy, TimeScaled
 
@@ -71,7 +70,6 @@ def _trend(n: int) -> np.ndarray:
     return np.stack([np.full(n, n**-0.5), time / length], axis=1)
 
 
-@float64
 def level(strategy: TimeScaled, n: int, tilted: Tilted) -> TimeScaled:
     """The same C with a q that has neither slope nor mean: B has them.
 
@@ -90,7 +88,6 @@ def level(strategy: TimeScaled, n: int, tilted: Tilted) -> TimeScaled:
     return TimeScaled(base, np.exp(log_rows + shift / 2), np.exp(log_columns - shift / 2))
 
 
-@float64
 def scaled(
     strategy: TimeScaled,
     n: int,

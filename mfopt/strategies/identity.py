@@ -24,9 +24,7 @@ class Identity(ToeplitzStrategy):
         column[0] = 1.0
         return column
 
-    def inverse_coefs(self, n: int) -> np.ndarray:
-        """First column of C⁻¹, shape (n,)."""
-        return self.toeplitz_coefs(n)
+    inverse_coefs = toeplitz_coefs
 
     def column_bands(self, n: int) -> int:
         return 1 if self.is_identity else super().column_bands(n)

@@ -109,7 +109,7 @@ def _run(
             value = traced(jax.random.fold_in(key, begin[0] + i), size, *args)
             return jax.tree.map(lambda all_, new: all_.at[i].set(new), results, value)
 
-        shapes = jax.eval_shape(lambda: traced(key, size, *args))
+        shapes = traced.eval_shape(key, size, *args)
         empty = jax.tree.map(lambda leaf: jnp.zeros((_CALL, *leaf.shape), leaf.dtype), shapes)
         return jax.lax.fori_loop(0, count, add_chunk, empty)
 

@@ -103,7 +103,9 @@ class KeptBins(NamedTuple):
         if by is not None:
             return self._draw_clusters(keys, noise, order, by)
         first = jax.random.randint(keys[0], (len(noise), 1), 0, self.bins)
-        return patterns.drawn(_Rows(self), keys[1], noise, order, first)
+        return patterns.drawn(
+            lambda pattern: self.rows(pattern[:, 0]), keys[1], noise, order, first
+        )
 
     def _draw_clusters(
         self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Clusters
@@ -131,16 +133,6 @@ class KeptBins(NamedTuple):
         products = smooth + counts * by.spikes
         along, square = jnp.sum(counts * noise, axis=1), jnp.sum(counts * products, axis=1)
         return Drawn(products, along, square, log_normalizers)
-
-
-class _Rows(patterns.PatternOverlaps):
-    """Those of the one assignment, row by row."""
-
-    def __init__(self, bins: KeptBins) -> None:
-        self._bins = bins
-
-    def overlaps_of(self, pattern: jax.Array) -> jax.Array:
-        return self._bins.rows(pattern[:, 0])
 
 
 @float64

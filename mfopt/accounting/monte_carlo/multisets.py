@@ -151,7 +151,7 @@ class _Multisets(NamedTuple):
             def fall(j: jax.Array, state: Drawn) -> Drawn:
                 round_key = jax.random.fold_in(key, j)
                 pattern, logs = patterns.picked(previous.products, self.whole.throws, round_key)
-                return overlaps.added(pattern, state, noise, logs)
+                return patterns.added(overlaps.overlaps_of(pattern), pattern, state, noise, logs)
 
             return jax.lax.fori_loop(0, units, fall, previous)
 

@@ -26,7 +26,6 @@ a corner. So an assignment costs b + bands² operations.
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from collections.abc import Callable
 
@@ -117,11 +116,11 @@ class Patterns(PatternLikelihood):
         # assignments are independent, k_g is drawn ∝ e^<M_g[:, k], V> and
         # N = Π_g mean_k e^<M_g[:, k], V>.
         first = self.first(keys[0], len(noise))
-        return drawn(Overlaps(*self.overlaps()), keys[1], noise, order, first)
+        return drawn(Overlaps(*self.overlaps()).overlaps_of, keys[1], noise, order, first)
 
 
 def drawn(
-    overlaps: PatternOverlaps,
+    overlaps_of: Callable[[jax.Array], jax.Array],
     key: jax.Array,
     noise: jax.Array,
     order: jax.Array,
@@ -130,48 +129,41 @@ def drawn(
     """1 + ``order`` patterns of bins for each row of ``noise``, as :meth:`.Likelihood.draw` says.
 
     Args:
-      overlaps: of the modes.
+      overlaps_of: <M, m_k> for each pattern (samples, K): shape (samples, K·b).
       key, noise, order: as there.
       first: bins of the first patterns, shape (samples, K).
     """
 
     def extend(l: jax.Array, previous: Drawn) -> Drawn:
         pattern, logs = picked(previous.products, first.shape[1], jax.random.fold_in(key, l))
-        return overlaps.added(pattern, previous, noise, logs)
+        return added(overlaps_of(pattern), pattern, previous, noise, logs)
 
     nothing = Drawn.nothing(noise)
-    start = overlaps.added(first, nothing, noise, nothing.log_normalizers)
+    start = added(overlaps_of(first), first, nothing, noise, nothing.log_normalizers)
     return jax.lax.fori_loop(1, order.astype(int) + 1, extend, start)
 
 
-class PatternOverlaps(abc.ABC):
-    """Rows of MᵀM that patterns of bins pick, and what they add to a draw."""
+def added(
+    products: jax.Array, pattern: jax.Array, previous: Drawn, noise: jax.Array, logs: jax.Array
+) -> Drawn:
+    """``previous`` with one pattern more in each sample.
 
-    @abc.abstractmethod
-    def overlaps_of(self, pattern: jax.Array) -> jax.Array:
-        """<M, m_k> for each pattern (samples, K): shape (samples, K·b)."""
-
-    def added(
-        self, pattern: jax.Array, previous: Drawn, noise: jax.Array, logs: jax.Array
-    ) -> Drawn:
-        """``previous`` with one pattern more in each sample.
-
-        Args:
-          pattern: its bins, shape (samples, K).
-          previous: what was drawn so far.
-          noise: of every entry, shape (samples, K·b).
-          logs: log normalizers that it was drawn at, shape (samples,).
-        """
-        products = self.overlaps_of(pattern)
-        return Drawn(
-            previous.products + products,
-            previous.along + entries(noise, pattern),
-            previous.square + 2 * entries(previous.products, pattern) + entries(products, pattern),
-            previous.log_normalizers + logs,
-        )
+    Args:
+      products: overlaps of the pattern, shape (samples, K·b).
+      pattern: its bins, shape (samples, K).
+      previous: what was drawn so far.
+      noise: of every entry, shape (samples, K·b).
+      logs: log normalizers that it was drawn at, shape (samples,).
+    """
+    return Drawn(
+        previous.products + products,
+        previous.along + entries(noise, pattern),
+        previous.square + 2 * entries(previous.products, pattern) + entries(products, pattern),
+        previous.log_normalizers + logs,
+    )
 
 
-class Overlaps(PatternOverlaps):
+class Overlaps:
     """Rows of MᵀM: gathered, since a pattern has one bin for each assignment.
 
     Args:
@@ -187,6 +179,7 @@ class Overlaps(PatternOverlaps):
         self._back = jnp.pad(jnp.swapaxes(corner, 1, 2), ((0, 0), (0, padding), (0, 0)))
 
     def overlaps_of(self, pattern: jax.Array) -> jax.Array:
+        """<M, m_k> for each pattern (samples, K): shape (samples, K·b)."""
         throw = jnp.arange(pattern.shape[1])
         total = self._within[throw, pattern]
         reach = self._ahead.shape[2]
