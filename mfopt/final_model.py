@@ -89,7 +89,7 @@ def learning_rates(schedule: Schedule, n: int) -> np.ndarray:
             f"must be one of {', '.join(SCHEDULES)}, or {n} finite learning rates >= 0, one for "
             "each iteration, and not all 0"
         )
-        raise _check.reject("schedule", f"{type(schedule).__name__} {rates.shape}", rule)
+        raise _check.reject("schedule", schedule, rule)
     return rates
 
 
@@ -102,10 +102,11 @@ def directions(schedules: Sequence[Schedule], n: int) -> np.ndarray:
       schedules: for each of which the final model counts.
       n: iterations.
     """
-    if not (isinstance(schedules, Sequence) and schedules):
-        raise _check.reject("schedules", schedules, "must be a sequence of some schedules")
+    if not (isinstance(schedules, list | tuple) and schedules):
+        raise _check.reject("schedules", schedules, "must be a list or tuple of some schedules")
     _sizes.iterations(n, _BYTES * len(schedules))
-    parts = [_directions(schedule, n) for schedule in schedules]
+    with _check.renamed_arguments({"schedule": "schedules"}):
+        parts = [_directions(schedule, n) for schedule in schedules]
     return np.concatenate([part / np.linalg.norm(part) for part in parts]) / np.sqrt(len(parts))
 
 

@@ -15,6 +15,7 @@ import mfopt
 from mfopt.accounting import Mechanism, account
 from mfopt.errors import UsageError
 from mfopt.factorization import proofs
+from mfopt.optimize import closed_form
 from mfopt.sampling import (
     BallsInBins,
     CyclicPoisson,
@@ -256,4 +257,5 @@ def test_names_have_defaults_of_their_own():
         with pytest.raises(UsageError, match=f"{other} .*Give `{missing}`"):
             named_scheme("min-separation", 1, 12, **{other: several[other]})
     assert named_scheme("fixed-order", 3, 4) == FixedOrder(4, 3)
-    assert Identity().kind != SquareRoot().kind != BandedSquareRoot(2).kind
+    # a unit's two participations are 6 apart when spread; one band would be the identity
+    assert closed_form._default_bands(MinSeparation(12, 1, 2), "banded-toeplitz") == 6

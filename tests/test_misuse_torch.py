@@ -218,7 +218,7 @@ PASSES = {
         (batch[0].mean(0, keepdim=True), batch[1][:1])
     ): "mixed by a sum",
     lambda loop, batch: loop.backward(batch, lambda _, b: loss_of(loop.model, b)): (
-        "loss = '<lambda>': does not call the module"
+        "loss = <lambda>: does not call the module"
     ),
     lambda loop, batch: loop.backward(batch, lambda m, b: m(b[0])): "must give a scalar",
     lambda loop, batch: loop.run.backward(run_tests.network(), loss_of, batch): (
@@ -545,7 +545,7 @@ def loss_before_module():
     loop.run.backward(loss_of, loop.model, loop.batch())
 
 
-@refused(r"loss = 'cross_entropy': is called as loss\(module, batch\)")
+@refused(r"loss = cross_entropy: is called as loss\(module, batch\)")
 def loss_of_outputs():
     loop = Loop()
     loop.backward(loop.batch(), torch.nn.functional.cross_entropy)
@@ -557,12 +557,7 @@ def a_module_called_with_the_whole_batch():
     loop.backward(loop.batch(), lambda model, batch: model(batch).sum())
 
 
-@refused("target_epsilon = 'given': ε is the factorization's")
-def an_argument_of_opacus():
-    Loop(target_epsilon=2.0)
-
-
-@refused("batch_size = 'given': the batches are drawn")
+@refused("batch_size = 4: the batches are drawn")
 def an_argument_of_a_loader():
     loop = Loop()
     assert len(loop.run.loader(loop.data, shuffle=False, drop_last=False)) == len(loop.loader)

@@ -247,19 +247,24 @@ def test_states_that_are_not_of_this_run_are_refused(variant):
     ("options", "match"),
     [
         ({"poisson_sampling": True}, "poisson_sampling"),
-        ({"noise_multiplier": 1.0}, "noise_multiplier"),
-        ({"clip_norm": 2.0}, "clip_norm = 'given': the clip norm is `max_grad_norm`"),
+        ({"clip_norm": 2.0}, "clip_norm = 2.0: the clip norm is `max_grad_norm`"),
         ({"clipping": "per_layer"}, "clipping"),
-        ({"shuffle": True}, "shuffle = 'given': the batches are drawn by"),
-        ({"batch_size": 3}, "batch_size = 'given'"),
+        ({"shuffle": True}, "shuffle = True: the batches are drawn by"),
         ({"normalizer": 0}, "normalizer"),
-        ({"grad_sample_mode": "ghost"}, "grad_sample_mode"),
+        ({"grad_sample_mode": "ghost"}, "grad_sample_mode = 'ghost': is no argument here"),
         ({"loss_reduction": "none"}, "loss_reduction"),
     ],
 )
 def test_options_that_contradict_the_factorization_are_refused(options, match):
     with pytest.raises(UsageError, match=match):
         made_private(**options)
+
+
+def test_keywords_of_opacus_are_refused_by_name_where_arguments_are_missing():
+    from mfopt.torch import make_private
+
+    with pytest.raises(UsageError, match=r"noise_multiplier = 1.1: .*`factorization`, as mfopt"):
+        make_private(noise_multiplier=1.1)
 
 
 def test_sums_are_those_of_their_parameters_in_any_order_of_the_optimizer():

@@ -68,11 +68,10 @@ def schedule(text: str | None) -> Schedule | None:
 
 def final_model_error(factorization: Factorization, error: float | None = None) -> str:
     """Final-model error, with its unit; ``error``: under the schedule that was typed."""
-    over_all = f"{factorization.final_model_error:.4f}"
-    unit = "(σ of independent noise that disturbs the final model as much)"
-    if error is None:
-        return f"{over_all}  {unit}"
-    return f"{error:.4f} under --schedule, {over_all} over four schedules  {unit}"
+    shown = f"{factorization.final_model_error:.4f} over four schedules"
+    if error is not None:
+        shown = f"{error:.4f} under --schedule, {shown}"
+    return f"{shown}  (as bad as independent noise of this σ)"
 
 
 def error_under(factorization: Factorization, rates: Schedule | None) -> float | None:

@@ -86,7 +86,7 @@ def of_usage(problem: UsageError, ctx: click.Context | None) -> str:
     if isinstance(value, str):
         said = f" {value}" if value else ""  # the rule speaks of one that is empty
     else:
-        said = "" if value is None else f" {value!r}"
+        said = "" if value is None else f" {_check.in_message(value)}"
     tail = f" {problem.way_out}" if problem.way_out else ""
     return f"{shown}{said}: {translate(f'{problem.rule}.{tail}', ctx)}"
 

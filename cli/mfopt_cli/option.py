@@ -13,6 +13,7 @@ ALIASES = {
     "--iters": ("--bins",),
     "--eps": ("--epsilon",),
     "--out": ("--output",),
+    "--population": ("--units",),
     "--unit": ("--privacy-unit",),
 }
 

@@ -216,7 +216,7 @@ def at_most(maximum: int | None, number: N, param: click.Parameter | None) -> N:
     """``number``, unless it is above ``maximum``."""
     if maximum is not None and number > maximum:
         name = (param and param.name) or "value"
-        raise _check.reject(name, _check.shortened(number), f"must be at most {maximum}")
+        raise _check.reject(name, number, f"must be at most {maximum}")
     return number
 
 

@@ -11,6 +11,7 @@ import math
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -23,6 +24,8 @@ LARGEST_EPSILON = 1e6
 SIGMAS = (1e-6, 1e50)  # noise multipliers whose squares, and losses, can be computed with
 MOST = 2**53  # whole numbers up to here are exact in float64
 SINGLES = (1e-37, 1e38)  # what single precision holds
+_READ_BITS = 66  # of a whole number whose digits are read
+_LINE = 80  # characters of a value in a message
 
 
 def reject(name: str, value: object, rule: str, way_out: str = "") -> UsageError:
@@ -32,7 +35,7 @@ def reject(name: str, value: object, rule: str, way_out: str = "") -> UsageError
     of stand in backticks (`force=True`), so that the command line can name its options instead.
     """
     tail = f" {way_out}" if way_out else ""
-    error = UsageError(f"{name} = {value!r}: {rule}.{tail}")
+    error = UsageError(f"{name} = {in_message(value)}: {rule}.{tail}")
     error.argument, error.value, error.rule, error.way_out = name, value, rule, way_out
     return error
 
@@ -119,15 +122,14 @@ def file(name: str, value: object) -> Path:
 
 def _float(name: str, value: Any) -> float:
     """``value`` as a float: a number of Python, NumPy or JAX, neither text nor bool."""
-    shown = shortened(value) if isinstance(value, int) else value
     if isinstance(value, str | bytes | bool) or str(getattr(value, "dtype", "")) == "bool":
-        raise reject(name, shown, "must be a number")
+        raise reject(name, value, "must be a number")
     try:
         return float(value)
     except OverflowError:
-        raise reject(name, shown, "must be finite") from None
+        raise reject(name, value, "must be finite") from None
     except (TypeError, ValueError):
-        raise reject(name, shown, "must be a number") from None
+        raise reject(name, value, "must be a number") from None
 
 
 def finite(name: str, value: SupportsFloat) -> float:
@@ -142,8 +144,7 @@ def real(name: str, value: SupportsFloat, *, at_most: float = math.inf) -> float
     """``value`` as a float in [0, ``at_most``], which may be infinite where that is."""
     number = _float(name, value)
     if not 0 <= number <= at_most:
-        rule = f"must lie in [0, {at_most:g}]"
-        raise reject(name, value, "must not be negative or NaN" if math.isinf(at_most) else rule)
+        raise reject(name, value, f"must lie in [0, {at_most:g}]")
     return number
 
 
@@ -214,7 +215,7 @@ def integer(name: str, value: Any, *, at_least: int = 1, at_most: int | None = M
     if number < at_least:
         raise reject(name, value, f"must be at least {at_least}")
     if at_most is not None and number > at_most:
-        raise reject(name, shortened(number), f"must be at most {at_most}")
+        raise reject(name, number, f"must be at most {at_most}")
     return number
 
 
@@ -228,16 +229,11 @@ def pinned(name: str, value: object) -> int:
     return integer(name, value, at_least=0, at_most=2**64 - 1)
 
 
-def shortened(number: float) -> float:
-    """A number for a message: rounded where nobody wants to read its digits."""
-    return number if abs(number) < 10**20 else _Rounded(number)
-
-
-class _Rounded(int):
-    """A whole number that shows three digits and their power of ten."""
-
-    def __repr__(self) -> str:
-        digits = str(abs(self)) if self.bit_length() < 10_000 else ""
-        if not digits:
-            return "a number of thousands of digits"
-        return f"{'-' if self < 0 else ''}{digits[0]}.{digits[1:3]}e+{len(digits) - 1}"
+def in_message(value: object) -> str:
+    """``value`` as messages show it: its name, or its class where it would not fit into a line."""
+    if isinstance(value, int) and value.bit_length() > _READ_BITS:
+        is_written = value.bit_length() < 10_000  # a longer one takes seconds to write
+        return f"{Decimal(value):.2e}" if is_written else "a number of thousands of digits"
+    text = str(getattr(value, "__name__", repr(value)))
+    is_line = isinstance(value, str) or (len(text) <= _LINE and "\n" not in text)
+    return text if is_line else type(value).__name__

@@ -321,7 +321,7 @@ def _in_short(protected: str, refusal: str, rates: Sequence[tuple[float, float]]
 def _strength(guarantee: Guarantee, unit: str, units: int | None) -> tuple[Part, ...]:
     epsilon, delta = guarantee.epsilon, guarantee.delta
     factor = math.exp(min(epsilon, 700))
-    published = f" The number of {unit}s was not stated (`--units`): whether it is, is open."
+    published = f" The number of {unit}s was not stated (`--population`): whether it is, is open."
     if units is not None:
         published = f" With {units:,} {unit}s it is {delta * units:.2g}"
         published += ", which is not far below." if delta * units >= _FAR_BELOW else "."

@@ -172,7 +172,7 @@ class GradientProgram:
             if list(map(id, values)) != list(map(id, jax.tree.leaves(params))):
                 rule = "changes the parameters that it is given, of one example: the change is lost"
                 way_out = "Use no batch norm; give dropout a key for each example, in the data."
-                raise _check.reject("function", repr(function), rule, way_out)
+                raise _check.reject("function", function, rule, way_out)
             return gradients
 
         try:
@@ -184,11 +184,11 @@ class GradientProgram:
                 raise
             rule = "changes a module or a stream of keys that it was not given"
             way_out = "Use no batch norm; give dropout a key for each example, in the data."
-            raise _check.reject("function", repr(function), rule, way_out) from error
+            raise _check.reject("function", function, rule, way_out) from error
         for name in sorted(_HOST & _primitives(program.jaxpr)):
             rule = f"uses {name}, in which examples can meet: no gradient is surely its own"
             way_out = "Use operations of JAX alone, or make the gradients yourself (run.mean)."
-            raise _check.reject("function", repr(function), rule, way_out)
+            raise _check.reject("function", function, rule, way_out)
         nnx: Any = sys.modules.get("flax.nnx")
         is_module = nnx is not None and isinstance(params, nnx.Module)
         held_arrays = jax.tree.leaves(nnx.state(params, nnx.Not(nnx.Param))) if is_module else []

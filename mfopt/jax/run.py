@@ -205,7 +205,7 @@ class PrivateRun:
         if whole & {np.shape(array) for array in program.program.consts}:
             rule = "uses an array as large as the data: each gradient would be of all examples"
             way_out = "Use the example that it is given, and no other."
-            raise _check.reject("function", repr(function), rule, way_out)
+            raise _check.reject("function", function, rule, way_out)
         of_units = jax.vmap(program, (None, 0, *[None] * len(constants)))
         self.stream.check_state(state.noise)
         self.stream.leaves_like(state.noise, program.gradients, "gradients")
@@ -333,7 +333,7 @@ class PrivateRun:
         """
         if int(state.part):
             rule = "is in the middle of a step"
-            raise _check.reject("state", repr(state), rule, "Save after release.")
+            raise _check.reject("state", state, rule, "Save after release.")
         noise.save_state(path, self.stream, state.noise, force=force)
 
     def load(self, path: str | os.PathLike[str], params: PyTree) -> PrivateState:

@@ -43,14 +43,21 @@ def default_kinds(scheme: Scheme) -> tuple[str, ...]:
     return (_OPTIMIZED.get(type(scheme), ("identity",))[0],)
 
 
-def _default_bands(scheme: Scheme) -> int:
-    """Number of bands of a banded C if none is named."""
+def _default_bands(scheme: Scheme, form: str) -> int:
+    """Number of bands of a banded C if none is named.
+
+    They reach as far as a unit's participations are apart where these are spread over the run. A C
+    of any coefficients ("banded") stops at their smallest distance: its columns must not overlap.
+    """
     if type(scheme) not in _OPTIMIZED:
         return 1
     participation = unamplified.Participation.of_scheme(scheme)
     if scheme.bands_are_groups:
         return participation.separation
-    return min(defaults.BANDS, participation.separation)
+    reach = participation.separation
+    if form != "banded":
+        reach = max(reach, scheme.iterations // participation.largest_count)
+    return min(defaults.BANDS, reach)
 
 
 def search_first_of(
@@ -112,7 +119,7 @@ def _of_kind(form: str, scheme: Scheme, question: Question, progress: Report) ->
     """The best C of one kind."""
     target, objective = question.target, question.objective
     loss = objective.loss(scheme.iterations) if isinstance(objective, Objective) else objective
-    bands = question.form.bands or _default_bands(scheme)
+    bands = question.form.bands or _default_bands(scheme, form)
     if form not in kinds.names() or (bands == 1 and form in _BANDED):
         strategy = kinds.fixed(form, bands=bands) if form not in _BANDED else Identity()
         sigma = _sigma(Mechanism(scheme, strategy), target)

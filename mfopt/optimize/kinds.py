@@ -182,7 +182,8 @@ def check(name: str) -> str:
     """
     if isinstance(name, str) and name not in all_names():
         _plugins.load()
-    return _check.choice("strategy", name, all_names())
+    way_out = "" if isinstance(name, str) else "For a matrix of your own, mfopt.calibrate finds σ."
+    return _check.choice("strategy", name, all_names(), way_out)
 
 
 def by_name(strategy: str | Sequence[str]) -> tuple[str, ...]:

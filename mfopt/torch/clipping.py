@@ -269,11 +269,10 @@ def add_clipped(
         try:
             value = loss(noted, alone)
         except TypeError as error:
-            name = getattr(loss, "__name__", type(loss).__name__)
             rule = f"is called as loss(module, batch), and raised TypeError: {error}"
             way_out = "Write def loss(module, batch): return F.cross_entropy(module(batch[0]), "
             way_out += "batch[1]), and pass it after the module: backward(module, loss, batch)."
-            raise _check.reject("loss", name, rule, way_out) from error
+            raise _check.reject("loss", loss, rule, way_out) from error
         if not isinstance(value, torch.Tensor) or value.ndim:
             given = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise _check.reject("loss", given, "must give a scalar tensor", "Return its mean().")
@@ -282,8 +281,7 @@ def add_clipped(
             raise _check.reject("loss", "of other rows", rule, "Use the batch that it is given.")
         if not called:
             rule = "does not call the module that it is given, but perhaps one by its name"
-            name = getattr(loss, "__name__", type(loss).__name__)
-            raise _check.reject("loss", name, rule, "Call the first argument.")
+            raise _check.reject("loss", loss, rule, "Call the first argument.")
         return (value,)
 
     count = len(tensors[0])

@@ -125,7 +125,7 @@ class Collator:
             if is_alike and (Counter(rows) - Counter(changed)).total() > 1:
                 rule = "makes rows of several records each: their sum moves by more than one clips"
                 way_out = "Let it make one row of each record alone."
-                raise _check.reject("collate_fn", repr(self._collate), rule, way_out)
+                raise _check.reject("collate_fn", self._collate, rule, way_out)
 
     def _rows_of(self, records: list[object]) -> list[bytes]:
         """Content of each row of the batch of ``records``; nothing where it has not one of each."""
@@ -162,4 +162,4 @@ def refuse_unnumbered(dataset: object) -> None:
     if isinstance(dataset, data.IterableDataset) or not is_numbered:
         rule = "must have numbered records: __getitem__ and __len__"
         way_out = "Of a DataLoader, give its `dataset`: batches are drawn by the factorization."
-        raise _check.reject("dataset", type(dataset).__name__, rule, way_out)
+        raise _check.reject("dataset", dataset, rule, way_out)

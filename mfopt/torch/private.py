@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader
 
 from mfopt._runtime import _check
 from mfopt.factorization import Factorization
@@ -16,9 +17,10 @@ from mfopt.noise.ledger import KEY_FOLDER
 from mfopt.torch import checks, rows
 from mfopt.torch.clipping import Examples
 from mfopt.torch.loader import PrivateLoader, refuse_unnumbered
-from mfopt.torch.run import PrivateRun, refuse_decided, refuse_private
+from mfopt.torch.run import PrivateRun, refuse_private, trained, with_options_of
 
 
+@with_options_of(DataLoader)
 def make_private(
     module: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -63,19 +65,18 @@ def make_private(
       collate_fn, loader_options: as for :meth:`PrivateRun.loader`.
 
     Raises:
-      UsageError: as :class:`PrivateRun` and :meth:`PrivateRun.attach`; an option that contradicts
-        the factorization (``poisson_sampling``, ``noise_multiplier``, ``clipping``), an
-        optimizer that lacks trainable parameters of the module, a model of ``fully_shard``; later
-        as :meth:`PrivateRun.backward`, a loss that mixes examples, or two passes for one step.
+      UsageError: as :class:`PrivateRun` and :meth:`PrivateRun.attach`; a keyword of Opacus whose
+        value is the factorization's (``poisson_sampling``, ``noise_multiplier``), an optimizer
+        that lacks trainable parameters of the module, a model of ``fully_shard``; later as
+        :meth:`PrivateRun.backward`, a loss that mixes examples, or two passes for one step.
     """
-    refuse_decided(loader_options)
     _check.choice("loss_reduction", loss_reduction, ("mean", "sum"))
     refuse_private(optimizer)
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = trained(optimizer)
     checks.refuse_uncovered(module, parameters)
     if any(map(checks.is_shard, parameters)):
         rule, way_out = "has parameters of fully_shard", "Use PrivateRun and run.backward."
-        raise _check.reject("module", type(module).__name__, rule, way_out)
+        raise _check.reject("module", module, rule, way_out)
     refuse_unnumbered(dataset)
     run = PrivateRun(
         factorization,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from mfopt import noise
 from mfopt._runtime import _check
-from mfopt._runtime._types import JsonObject
+from mfopt._runtime._types import JsonObject, T
 from mfopt.factorization import Factorization
 from mfopt.guarantee import require_guarantee
 from mfopt.noise.files import Contents
@@ -32,22 +34,46 @@ from mfopt.sampling import UnitSampler
 from mfopt.torch import checks, clipping, loader, probe, rows
 
 _BATCHES = "the batches are drawn by the factorization's own scheme"
+# what the factorization or the run decides, with what stands for it
 _DECIDED = {
     **dict.fromkeys(("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"), _BATCHES),
     "poisson_sampling": _BATCHES,
-    "clipping": "noise is calibrated to one norm over all parameters",
-    "noise_multiplier": "σ is the factorization's",
+    "noise_multiplier": "σ is that of `factorization`, as mfopt.load(FILE) gives it",
     "clip_norm": "the clip norm is `max_grad_norm`",
-    "noise_generator": "the noise is the factorization's; `seed` pins it in experiments",
-    "data_loader": "the loader is made here, from the data set",
+    "data_loader": "the loader is made here, from `dataset`: that of yours is data_loader.dataset",
     "target_epsilon": "ε is the factorization's: optimize or calibrate one for another ε",
     "target_delta": "δ is the factorization's: optimize or calibrate one for another δ",
     "epochs": "the number of steps is the factorization's",
-    "grad_sample_mode": "gradients of examples are products of the layers' inputs and outputs",
-    "criterion": "the loss of the loop needs no wrapper: call it as without privacy",
+    "optimizer": "a run is given its optimizer by attach(optimizer)",
+    "clipping": "σ is for one norm over all parameters, flat in the words of Opacus",
 }
 _FIXED = {"factorization", "normalizer", "sampler", "stream"}
 _attached: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+P = ParamSpec("P")
+
+
+def with_options_of(others: Callable[..., object]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorator of a call whose further keywords are those of ``others``.
+
+    Any other keyword, as of Opacus, is refused by its name, also where arguments are missing; what
+    the factorization decides may be left to it (None, False).
+    """
+
+    def decorate(call: Callable[P, T]) -> Callable[P, T]:
+        allowed = {*inspect.signature(others).parameters} - {*_DECIDED}
+        allowed.update(inspect.signature(call).parameters)
+
+        @functools.wraps(call)
+        def checked(*arguments: P.args, **keywords: P.kwargs) -> T:
+            for name in [name for name in keywords if name not in allowed]:
+                if (value := keywords.pop(name)) or name not in _DECIDED:
+                    rule = _DECIDED.get(name, "is no argument here")
+                    raise _check.reject(name, value, rule, "Leave it out.")
+            return call(*arguments, **keywords)
+
+        return checked
+
+    return decorate
 
 
 class PrivateRun:
@@ -95,6 +121,7 @@ class PrivateRun:
       options: of :class:`mfopt.noise.NoiseStream` (``buffer_dtype``, ``past``).
     """
 
+    @with_options_of(noise.NoiseStream)
     def __init__(
         self,
         factorization: Factorization,
@@ -108,7 +135,6 @@ class PrivateRun:
         **options: Any,
     ) -> None:
         self.factorization = factorization
-        refuse_decided(options)
         with _check.renamed_arguments({"clip_norm": "max_grad_norm"}):
             self.stream = noise.from_factorization(
                 factorization,
@@ -167,6 +193,7 @@ class PrivateRun:
         """Steps that were released."""
         return 0 if self.noise is None else self.noise.step
 
+    @with_options_of(DataLoader)
     def loader(
         self,
         dataset: Any,
@@ -185,7 +212,6 @@ class PrivateRun:
           UsageError: a data set without numbered records, or of another size than the population;
             options that draw batches.
         """
-        refuse_decided(options)
         loader.refuse_unnumbered(dataset)
         if len(dataset) != self.sampler.population:
             rule = f"the run is for a population of {self.sampler.population}"
@@ -283,8 +309,8 @@ class PrivateRun:
         if optimizer.state or used:
             rule = "has gradients or a state from steps that were not this run's"
             way_out = "Attach a new optimizer before the first backward pass."
-            raise _check.reject("optimizer", type(optimizer).__name__, rule, way_out)
-        parameters = _trained(optimizer)
+            raise _check.reject("optimizer", optimizer, rule, way_out)
+        parameters = trained(optimizer)
         refuse_narrow("optimizer", parameters)  # sums have the type of their parameter
         sizes = {p.device_mesh.size() for p in parameters if checks.is_shard(p)}
         if sizes - {self.ranks}:
@@ -303,16 +329,15 @@ class PrivateRun:
             checks.refuse_scaler(optimizer)
             if optimizer is not self._optimizer:
                 rule = "was replaced: the run has another optimizer for its parameters"
-                name = type(optimizer).__name__
-                raise _check.reject("optimizer", name, rule, "Step the one attached last.")
+                raise _check.reject("optimizer", optimizer, rule, "Step the one attached last.")
             if any(x is not None for x in (*arguments[1:], *named.values())):
                 rule = "would compute gradients again, after the noise"
                 way_out = "Call step() without arguments."
                 raise _check.reject("closure", "given", rule, way_out)
-            if [id(p) for p in _trained(optimizer)] != [id(p) for p in parameters]:
+            if [id(p) for p in trained(optimizer)] != [id(p) for p in parameters]:
                 rule = "has other parameters than when it was attached"
                 way_out = "Freeze and add parameters before."
-                raise _check.reject("optimizer", type(optimizer).__name__, rule, way_out)
+                raise _check.reject("optimizer", optimizer, rule, way_out)
             sums = self._sums_of_step()
             self.add_to(sums)
             self._sums = {}
@@ -397,18 +422,17 @@ class PrivateRun:
             rule += "its noise"
             way_out = "Attach one of the same parameters, in the same order; or make a new run: "
             way_out += "both then count against privacy."
-            raise _check.reject("run", repr(self), rule, way_out)
+            raise _check.reject("run", self, rule, way_out)
         checks.take(parameters, self)
         for p in parameters:
             if self.ranks > 1 and not checks.is_shard(p):
                 torch.distributed.broadcast(p.data, src=0)
-        if shared:
-            part = self.rank, self.ranks
-            self.noise = TorchNoise(self.stream, parameters, seed=self._seed, part=part)
-        elif self.rank == 0:
-            self.noise = TorchNoise(self.stream, parameters, seed=self._seed)
-        else:
-            self.noise = SilentNoise(self.stream)
+        part = (self.rank, self.ranks) if shared else None
+        self.noise = (
+            TorchNoise(self.stream, parameters, seed=self._seed, part=part)
+            if shared or self.rank == 0
+            else SilentNoise(self.stream)
+        )
 
     @property
     def drawn(self) -> list[int]:
@@ -438,9 +462,9 @@ class PrivateRun:
         """
         noise = self.started()
         if (current := checks.place()) != (self.rank, self.ranks):
-            now = f"rank {current[0]} of {current[1]}"
-            rule = f"was rank {self.rank} of {self.ranks} when the run was made"
-            raise _check.reject("torch.distributed", now, rule, "Call init_process_group before.")
+            rule = f"(rank, ranks) were {(self.rank, self.ranks)} when the run was made"
+            way_out = "Call init_process_group before."
+            raise _check.reject("torch.distributed", current, rule, way_out)
         if len(self.units) < (drawn := len(self.drawn)):
             rule = f"are in the sum, and {drawn} were drawn for the step"
             way_out = "Call run.backward(module, loss, batch), or loss.backward(), for all of its "
@@ -503,22 +527,15 @@ class PrivateRun:
         """The noise; raises :class:`UsageError` where no optimizer is attached yet."""
         if self.noise is None:
             rule = "has no optimizer yet"
-            raise _check.reject("run", repr(self), rule, "Call attach(optimizer) first.")
+            raise _check.reject("run", self, rule, "Call attach(optimizer) first.")
         if os.getpid() != self._process:
             rule = "belongs to the process that made it: a fork would release the same noise"
-            raise _check.reject("run", repr(self), rule, "Make a run in the process that trains.")
+            raise _check.reject("run", self, rule, "Make a run in the process that trains.")
         return self.noise
 
     def _part_of(self, batches: JsonObject) -> UnitSampler:
         """Sampler of the part that this process takes of ``batches``, a sampler's state."""
         return UnitSampler.from_state({**batches, "rank": self.rank, "ranks": self.ranks})
-
-
-def refuse_decided(options: dict[str, object]) -> None:
-    """Refuse arguments whose values the factorization decides; what is false is taken away."""
-    for name, reason in _DECIDED.items():
-        if options.pop(name, None):
-            raise _check.reject(name, "given", reason, "Leave it out.")
 
 
 def refuse_private(optimizer: object) -> None:
@@ -528,8 +545,9 @@ def refuse_private(optimizer: object) -> None:
     # Opacus's are known by what they wrap
     if optimizer in _attached or hasattr(optimizer, "original_optimizer"):
         rule = "was made private already: its noise would not be this factorization's"
-        raise _check.reject("optimizer", type(optimizer).__name__, rule, way_out)
+        raise _check.reject("optimizer", optimizer, rule, way_out)
 
 
-def _trained(optimizer: Any) -> list[Any]:
+def trained(optimizer: Any) -> list[Any]:
+    """The parameters of an optimizer that require gradients, in its order."""
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]

@@ -7,7 +7,7 @@ import math
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,9 +17,6 @@ from mfopt.progress import silent
 from mfopt_cli import display, options
 from mfopt_cli.live import Live
 from mfopt_cli.options import COUNT, option
-
-if TYPE_CHECKING:
-    from mfopt.training.executed import Finding
 
 
 @options.command("audit")
@@ -93,7 +90,10 @@ def command(arguments: SimpleNamespace) -> None:
             "": f"{result.epsilon_profile:.4g} if canaries are independent besides "
             f"({_at_most(result.noise_multiplier_highest)})",
             "confidence": f"{result.confidence:g}",
-            "tests": "; ".join(f"{f.name}: {_chance(f)}" for f in faults) or passed,
+            "tests": "; ".join(
+                f"{f.name}: in a correct trainer with probability {f.chance:.2g}" for f in faults
+            )
+            or passed,
         }
         if folder is not None:
             rows["executed again"] = str(executed_again or f"not: {why_not}")
@@ -106,13 +106,6 @@ def command(arguments: SimpleNamespace) -> None:
     if executed_again is not None and executed_again.differences:
         names = ", ".join(executed_again.differences)
         raise FailureError(f"audit failed: executed again, the run ends with another {names}")
-
-
-def _chance(finding: Finding) -> str:
-    """How a test failed, in words."""
-    if not finding.chance:
-        return "never so in a correct trainer"
-    return f"in a correct trainer with probability {finding.chance:.2g}"
 
 
 def _at_most(noise_multiplier: float) -> str:

@@ -372,7 +372,7 @@ def _baselines(factorization: Factorization, error: float | None) -> list[tuple[
 # ε: artifacts/tables/field-*.csv
 _PUBLISHED = {
     (8, 256): {
-        0.5: (40.65, "DP-SGD, fresh bins"),
+        0.5: (40.65, "DP-SGD, fresh-bins"),
         2.0: (12.35, "Toeplitz, balls-in-bins"),
         8.0: (4.16, "banded, balls-in-bins"),
         16.0: (2.47, "banded Toeplitz, b-min-sep"),
@@ -393,12 +393,16 @@ _PUBLISHED = {
 
 
 def _published(factorization: Factorization) -> list[tuple[str, str]]:
-    """Row of the best published mechanism for prefix sums, where shape and ε are of the table."""
+    """Row of the best published mechanism for prefix sums, where shape and ε are of the table.
+
+    Of the default sampling, that is whatever the sampling; of others, what has the same batches.
+    """
     stated = factorization.guarantee
     shape = getattr(factorization.sampling, "epochs", 0), factorization.iterations
     rmse, name = _PUBLISHED.get(shape, {}).get(stated.epsilon, (0.0, ""))
     question = factorization.workload.kind, stated.delta, stated.adjacency, stated.group_size
-    if not name or question != ("prefix", 1e-5, "add-remove", 1):
+    is_free = factorization.sampling.kind in ("balls-in-bins", name.rpartition(", ")[2])
+    if not (name and is_free) or question != ("prefix", 1e-5, "add-remove", 1):
         return []
     return [
         (

@@ -26,7 +26,7 @@ _SUFFIXES = {"markdown": (".md", ".txt"), "html": (".html", ".htm")}
     "Form of the page.",
     "form",
 )
-@option("--units", COUNT, "Number of units in the data, N: δ must be far below 1/N.")
+@option("--population", COUNT, "Number of units in the data, N: δ must be far below 1/N.")
 @options.output_path("File for the page [default: standard output].")
 @options.force_of("out")
 @options.json_flag
@@ -39,14 +39,14 @@ def command(arguments: SimpleNamespace) -> None:
 
     \b
     Example:
-      mfopt statement mfopt-blt-16x128-eps2.npz --units 60000 --format html --out statement.html
+      mfopt statement FILE.npz --population 60000 --format html --out statement.html
     """
     from mfopt._runtime import _files
 
     if arguments.out is not None:
         suffixes = _SUFFIXES[arguments.form]
         _files.check_output(arguments.out, force=arguments.force, name="out", suffixes=suffixes)
-    statement = _statement(arguments.path, arguments.units)
+    statement = _statement(arguments.path, arguments.population)
     page = statement.html() if arguments.form == "html" else statement.markdown()
     if arguments.out is not None:
         _files.write(arguments.out, page, force=arguments.force)
