@@ -95,7 +95,7 @@ def against(value: float, reference: float) -> str:
     if ratio >= 2:
         return f"{ratio:.{1 if ratio < 100 else 0}f} times the error"
     percent = round(100 * (1 - ratio), 1)
-    if percent == 0:
+    if not percent:
         return "the same error"
     return f"{abs(percent):.1f}% {'less' if percent > 0 else 'more'} error"
 
@@ -110,8 +110,6 @@ def described(description: JsonObject) -> str:
     """
     if "base" in description:
         return f"{described(description['base'])}, {description['kind']}"
-    kind, *facts = (
-        str(value) if name == "kind" else f"{name.replace('_', ' ')} {value}"
-        for name, value in sorted(description.items(), key=lambda item: item[0] != "kind")
-    )
-    return ", ".join([kind, *(text if len(text) < 60 else f"{text[:57]}..." for text in facts)])
+    facts = (f"{k.replace('_', ' ')} {v}" for k, v in description.items() if k != "kind")
+    shortened = (text if len(text) < 60 else f"{text[:57]}..." for text in facts)
+    return ", ".join([description["kind"], *shortened])
