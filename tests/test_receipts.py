@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,6 +61,20 @@ def test_a_receipt_is_verified(factorization, variant):
     assert actual.told["units.unit"] == factorization.guarantee.privacy_unit
     # in a fixed order units have places: that of the file is for the account
     assert facts["statement"].startswith("(2, 1e-05)-DP per example, zero-out adjacency, exact")
+
+
+def test_a_report_of_another_run_is_kept(factorization):
+    mine, others = of_jax(factorization), of_jax(factorization)  # of another secret
+    receipts.write_receipt("receipt.json", *mine)
+    with pytest.raises(UsageError, match=r"receipt.json': is not a report of this run"):
+        receipts.write_receipt("receipt.json", *others)
+    receipts.write_receipt("receipt.json", *mine)  # a later one of the run whose file it still is
+    (other,) = Path().glob("receipt.*.json")
+    assert verification.read(other)["units"] != verification.read("receipt.json")["units"]
+    Path("notes.json").write_text("[]")
+    with pytest.raises(UsageError, match="not a report of this run"):
+        receipts.write_receipt("notes.json", *mine)
+    assert Path("notes.json").read_text() == "[]"
 
 
 def test_a_receipt_says_where_its_factorization_was_not_proved(factorization, monkeypatch):

@@ -130,7 +130,7 @@ def with_grid(guarantee: Guarantee, execution: Execution, num_params: int) -> Gu
 def _group_size(units: Units, privacy_unit: str) -> int:
     """Number of sampled units of one privacy unit."""
     facts, way_out = units.describe(), ""
-    if privacy_unit == "user" or facts == {"unit": privacy_unit}:
+    if privacy_unit == "user" or ("run" in facts and facts["unit"] == privacy_unit):
         return units.group_size
     if privacy_unit != "record":
         rule = "must be 'user' or 'record'"

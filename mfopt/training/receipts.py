@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 from mfopt._runtime import _check, _files
 from mfopt._runtime._types import JsonObject
 from mfopt.factorization import Factorization
-from mfopt.training import privacy
+from mfopt.training import privacy, verification
 from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping
 from mfopt.training.loop import Execution
@@ -19,7 +21,8 @@ from mfopt.training.units import Units
 def receipt(run: Any, state: Any = None) -> JsonObject:
     """The privacy report of a private run so far: public numbers only, JSON-compatible.
 
-    The fields are those that the trainer writes. What a unit is, and that it has one row of a
+    The fields are those that the trainer writes; ``run`` of its units is a digest of the run's
+    secret, which tells it from other runs. What a unit is, and that it has one row of a
     batch, is the caller's word; so is what :mod:`mfopt.training.verification` lists as told.
 
     Args:
@@ -34,18 +37,19 @@ def receipt(run: Any, state: Any = None) -> JsonObject:
     if getattr(begun, "noise", None) is None or not hasattr(run, "factorization"):
         rule = "must be a PrivateRun of mfopt.torch or mfopt.jax that has begun"
         way_out = "Attach its optimizer; in JAX, give the state too."
-        raise _check.reject("run", type(run).__name__, rule, way_out)
+        raise _check.reject("run", run, rule, way_out)
     if state is not None:
-        population, progress = run.population, state.noise
+        sampler, progress = run.sampler(state), state.noise
         parameters, pinned = progress.layout.size, progress.pinned
     else:
-        population, progress = run.sampler.population, run
+        sampler, progress = run.sampler, run
         parameters, pinned = sum(p.numel() for p in run.parameters), run.is_pinned
+    secret = f"mfopt run {sampler.state_dict()['seed']}".encode()
     account: Factorization = run.factorization
     unit = account.guarantee.privacy_unit
     execution = Execution(
-        Units(population, {"unit": unit}),
-        Sampler(account.sampling, population, 0, microbatch=1),  # nothing is drawn
+        Units(sampler.population, {"unit": unit, "run": hashlib.sha256(secret).hexdigest()}),
+        Sampler(account.sampling, sampler.population, 0, microbatch=1),  # nothing is drawn
         Clipping(run.stream.clip_norm),
         run.stream,
         run.normalizer,
@@ -65,12 +69,28 @@ def receipt(run: Any, state: Any = None) -> JsonObject:
 
 
 def write_receipt(path: str | os.PathLike[str], run: Any, state: Any = None) -> None:
-    """Write :func:`receipt` to a file, in place of one that is there.
+    """Write :func:`receipt` to a file, in place of an earlier one of the same run.
 
     Args:
       path: of the JSON file.
       run, state: as for :func:`receipt`.
+
+    Raises:
+      UsageError: as :func:`receipt`; a file that is there and is not a report of this run, whose
+        report is then beside it.
     """
-    path = _files.check_output(path, force=True)
-    text = json.dumps(receipt(run, state), indent=2, sort_keys=True) + "\n"
-    _files.write(path, text)
+    path, facts = _files.check_output(path, force=True), receipt(run, state)
+    beside = path.with_suffix(f".{facts['units']['run'][:8]}.json")
+    is_other = path.exists() and not _is_of(path, facts["units"])
+    _files.write(beside if is_other else path, json.dumps(facts, indent=2, sort_keys=True) + "\n")
+    if is_other:
+        rule = "is not a report of this run, and is kept"
+        raise _check.reject("path", str(path), rule, f"This run's report is now in {beside}.")
+
+
+def _is_of(path: Path, units: JsonObject) -> bool:
+    """True for the file of a report with these ``units``."""
+    try:
+        return verification.read(path)["units"] == units
+    except (_check.UsageError, KeyError):  # some other file
+        return False
