@@ -1,6 +1,7 @@
 """Privacy statements: their numbers are the guarantee's, and what promises nothing says so."""
 
 import dataclasses
+import datetime
 import json
 import math
 import re
@@ -49,14 +50,14 @@ def test_every_number_is_the_guarantees():
     for epsilon, delta in ((0.5, 1e-6), (2.0000001, 1.00000001e-5), (8.0, 1e-9)):
         actual = guaranteed(epsilon=epsilon, delta=delta)
         page = statement.of_factorization(actual, units=1000)
-        text, facts = page.markdown(), page.describe()
+        text, facts = page.markdown(), page.facts
         assert page.holds and facts["holds"]
         assert (facts["epsilon"], facts["delta"]) == (epsilon, delta)
         said = re.search(r"ε = ([\d.]+): .* at most ([\d.,]+) times", text)
         assert float(said[1]) >= epsilon
         assert float(said[2].replace(",", "")) >= math.exp(epsilon)
         assert f"δ = {words.delta(delta)}" in text and facts["digest"] in text
-        for alpha, rate in page.rates:
+        for alpha, rate in zip(statement.FALSE_POSITIVE_RATES, page.rates, strict=True):
             allowed = min(
                 delta + math.exp(epsilon) * alpha,
                 1 - math.exp(-epsilon) * (1 - delta - alpha),
@@ -72,8 +73,8 @@ def test_every_number_is_the_guarantees():
 
 def test_a_weak_delta_and_a_weak_epsilon_are_named():
     weak = statement.of_factorization(guaranteed(), units=100_000)
-    assert "**Warning:**" in weak.markdown() and "not below 1/N" in weak.describe()["warning"]
-    assert statement.of_factorization(guaranteed(), units=99_000).describe()["warning"] is None
+    assert "**Warning:**" in weak.markdown() and "not below 1/N" in weak.facts["warning"]
+    assert statement.of_factorization(guaranteed(), units=99_000).facts["warning"] is None
     assert "weak limit" in statement.of_factorization(guaranteed(epsilon=8.0)).markdown()
     assert "up to 100% (no limit)" in statement.of_factorization(guaranteed(epsilon=8.0)).markdown()
     assert "weak limit" not in statement.of_factorization(guaranteed()).markdown()
@@ -106,8 +107,25 @@ def test_who_is_not_protected_under_min_separation_is_said(separation, participa
 def test_what_proves_nothing_promises_nothing(changes, said):
     page = statement.of_factorization(guaranteed(**changes))
     text = page.markdown()
-    assert not page.holds and page.rates == () and page.title == "No privacy is promised"
+    assert not page.holds and not page.rates and page.title == "No privacy is promised"
     assert "**Nothing is promised.**" in text and said in text and "of those used" not in text
+
+
+def test_the_page_has_its_date_and_says_that_no_signature_was_checked(monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1760000000")
+    page = statement.of_factorization(guaranteed())
+    assert page.facts["issued"] == "2025-10-09" and "Issued 2025-10-09 (UTC)" in page.markdown()
+    assert page.facts["signature"].startswith("not checked: ")
+    assert f"Signature: {page.facts['signature']}." in page.markdown()
+    assert page == statement.of_factorization(guaranteed())
+    for refused in ("abc", "1" * 30, "9" * 5000):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", refused)
+        with pytest.raises(UsageError, match="SOURCE_DATE_EPOCH"):
+            statement.of_factorization(guaranteed())
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "")
+    today = datetime.datetime.now(datetime.UTC).date()
+    issued = datetime.date.fromisoformat(statement.of_factorization(guaranteed()).facts["issued"])
+    assert 0 <= (issued - today).days <= 1  # midnight may lie between them
 
 
 def test_units_and_neighbours_are_in_words():
@@ -145,13 +163,13 @@ def test_the_command_prints_writes_and_refuses(tmp_path, capsys):
 def test_a_runs_report_says_what_was_executed(data, tmp_path, capsys):  # noqa: F811
     facts = report_of(data, tmp_path / "run") | {"steps_done": 1}
     pinned = statement.of_report(facts | {"pinned": True})
-    assert not pinned.holds and "pinned seed" in pinned.markdown() and pinned.rates == ()
+    assert not pinned.holds and "pinned seed" in pinned.markdown() and pinned.rates == []
     page = statement.of_report(facts)
     text, population = page.markdown(), facts["sampling"]["population"]
-    assert page.holds and page.describe()["epsilon"] == facts["guarantee"]["epsilon"]
+    assert page.holds and page.facts["epsilon"] == facts["guarantee"]["epsilon"]
     assert f"Steps taken: 1, of the {facts['iterations_covered']:,}" in text
-    assert f"Data: {population:,} users" in text and "no signature" in text
-    assert page.describe()["units"] == population
+    assert f"Data: {population:,} users" in text and "Signature: not checked" in text
+    assert page.facts["units"] == population
     for broken in ({}, {"guarantee": {}}, facts | {"units": 3}, facts | {"steps_done": "1"}):
         with pytest.raises(UsageError):
             statement.of_report(broken)

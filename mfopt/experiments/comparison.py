@@ -63,9 +63,9 @@ class Row(NamedTuple):
     sampling: str = ""
 
     @property
-    def is_file(self) -> bool:
-        """Whether a file holds the mechanism."""
-        return is_file(self.family)
+    def bands(self) -> int:
+        """Bands of C where there is a choice of them, otherwise 0."""
+        return self.size if self.size and families.find(self.family).bands else 0
 
     @property
     def label(self) -> str:

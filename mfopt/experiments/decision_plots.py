@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from mfopt.experiments import comparison, families, plots
+from mfopt.experiments import comparison, plots
 from mfopt.experiments.comparison import DEFAULT_BASELINE, Z95, Row
 from mfopt.experiments.families import Comparison
 from mfopt.experiments.plots import EVERY, Curve, Panel, around
@@ -84,7 +84,7 @@ def memory_figure(setting: Comparison, sizes: Sequence[Row]) -> Figure:
             curves.append(points("regenerate past draws", regenerating, **look))
         line = {"linestyle": "-", "marker": "", "drawstyle": "steps-post", "color": "0.3"}
         curves.append(points("front", front, **line, linewidth=1))
-        named = front + [row for row in rows if row.is_file and row not in front]
+        named = front + [row for row in rows if comparison.is_file(row.family) and row not in front]
         curves += [points(f"{_sized(row)}: {row.memory}", [row]) for row in named]
         # the whole front, and of the rest what is not far above it
         top = max(1.1 * front[0].rmse, min(2.5 * front[-1].rmse, max(row.rmse for row in rows)))
@@ -131,9 +131,7 @@ def best_families(rows: Sequence[Row], baseline: str | None = None) -> list[str]
 
 
 def _sized(row: Row) -> str:
-    return (
-        f"{row.label} ({row.size})" if row.size and families.find(row.family).bands else row.label
-    )
+    return f"{row.label} ({row.bands})" if row.bands else row.label
 
 
 def write(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mfopt.experiments import families
 from mfopt.experiments.comparison import Row, improvement, number
 from mfopt.experiments.mechanisms import (
     B_MIN_SEP,
@@ -113,7 +112,7 @@ def blocks(rows: Sequence[Row], baseline: str | None = None) -> str:
             f"{'model':>7}{'buffers':>8}{'draws':>8}"
         ]
         for row in ranked:
-            size = f" ({row.size})" if row.size and families.find(row.family).bands else ""
+            size = f" ({row.bands})" if row.bands else ""
             change = "" if base is None else _change(improvement(row, base).percent)
             draws = "" if row.draws <= 1 else f"{row.draws:,.0f}"
             name = f"{row.label}{size}"
@@ -133,7 +132,7 @@ def _change(percent: float) -> str:
 
 
 def _named(row: Row) -> str:
-    size = f" ({row.size} bands)" if row.size > 1 and families.find(row.family).bands else ""
+    size = f" ({row.bands} bands)" if row.bands > 1 else ""
     cost = f"{row.memory} buffer{'s' * (row.memory != 1)}"
     if row.draws > 1:
         cost += f" and {row.draws:,.0f} draws a step"

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
-from collections.abc import Sequence
+import time
 from typing import NamedTuple
 
 from mfopt import words
@@ -38,6 +39,11 @@ _ENTRIES = (
 _MAKER = " What counts as one is the word of whoever made the mechanism; no proof sees it."
 _OF_A_FILE = "This page is about a mechanism, not about a release: nothing need have been run yet. "
 _AS_STATED = "**Its ε and δ are as the file states them, and were not proved on this machine.** "
+_SIGNATURE = (
+    "not checked: this program checks none. Without one anybody can have written what this page is "
+    "made from. One by its maker is checked with the maker's public key: "
+    "`openssl pkeyutl -verify -rawin -pubin -inkey KEY -in FILE -sigfile SIGNATURE`"
+)
 _FAR_BELOW = 0.1  # from which on a number is not far below 1
 _TRUSTED = (
     "**The program.** It executes what is described here, and nothing else.",
@@ -76,20 +82,16 @@ class Statement:
       title: heading of the page.
       holds: whether anything is promised.
       sections: heading -> paragraphs and lists, with ``**`` and backquotes as the only markup.
-      rates: (false positive rate, largest true positive rate) of any attacker; empty where nothing
-        is promised.
-      facts: numbers of the page, JSON-able.
+      rates: largest true positive rate of any attacker at each of ``FALSE_POSITIVE_RATES``; empty
+        where nothing is promised.
+      facts: JSON-able description: the numbers of the page.
     """
 
     title: str
     holds: bool
     sections: dict[str, tuple[Part, ...]]
-    rates: tuple[tuple[float, float], ...]
+    rates: list[float]
     facts: JsonObject
-
-    def describe(self) -> JsonObject:
-        """JSON-able description: the numbers of the page."""
-        return self.facts | {"holds": self.holds, "title": self.title}
 
     def markdown(self) -> str:
         """The page as Markdown."""
@@ -125,7 +127,8 @@ class Statement:
 
     def _table(self) -> list[tuple[str, str]]:
         """Rows of the attacker's rates, names first."""
-        bounds = [(_percent(alpha), _at_most(rate)) for alpha, rate in self.rates]
+        pairs = zip(FALSE_POSITIVE_RATES, self.rates, strict=True)
+        bounds = [(_percent(alpha), _at_most(rate)) for alpha, rate in pairs]
         return [("wrongly named, of those not used", "rightly named, of those used"), *bounds]
 
 
@@ -186,9 +189,8 @@ def of_report(report: JsonObject, units: int | None = None) -> Statement:
         rule = f"is not whole ({type(problem).__name__}: {problem})"
         raise _check.reject("report", "", rule, "Give one that `mfopt train` wrote.") from None
     proof = (
-        "These numbers are those of the run's own report; no signature was checked. `mfopt verify` "
-        "computes them again. That the run did what its report says is the word of whoever ran it. "
-        "As stated,"
+        "These numbers are those of the run's own report. `mfopt verify` computes them again. "
+        "That the run did what its report says is the word of whoever ran it. As stated,"
     )
     return _statement(
         _without_details(guarantee, "epsilon_before_grid"),
@@ -238,13 +240,12 @@ def _statement(guarantee: Guarantee, units: int | None, subject: _Subject) -> St
         refusal = "The numbers are an estimate, and an estimate proves nothing."
     elif not math.isfinite(guarantee.epsilon) or guarantee.delta >= 1:
         refusal = "An infinite ε, or a δ of 1, allows everything."
-    rates: tuple[tuple[float, float], ...] = ()
+    rates: list[float] = []
     attacker: tuple[Part, ...] = (f"Anything. {refusal}",)
     entries = ""
     if not refusal:
         curve = Tradeoff([guarantee])
-        largest = curve.true_positive_rate(FALSE_POSITIVE_RATES).tolist()
-        rates = tuple(zip(FALSE_POSITIVE_RATES, largest, strict=True))
+        rates = curve.true_positive_rate(FALSE_POSITIVE_RATES).tolist()
         attacker = _attacker(protected, curve.advantage)
         if protected in ("example", "record"):
             entries = _ENTRIES.format(rate=_of_two(guarantee))
@@ -260,6 +261,19 @@ def _statement(guarantee: Guarantee, units: int | None, subject: _Subject) -> St
         "rounding": rounding,
     }
     failure = f"Failure probability of the proof: {guarantee.failure_probability:.2g}."
+    title = "No privacy is promised" if refusal else f"Privacy statement for one {protected}"
+    numbers = {
+        **guarantee.describe(),
+        **subject.facts,
+        "issued": _date(),
+        "signature": _SIGNATURE,
+        "units": units,
+        "warning": doubt or None,
+        "false_positive_rates": FALSE_POSITIVE_RATES[: len(rates)],
+        "true_positive_rates": rates,
+        "holds": not refusal,
+        "title": title,
+    }
     sections: dict[str, tuple[Part, ...]] = {
         "In short": (
             subject.begins + _in_short(protected, refusal, rates),
@@ -281,16 +295,23 @@ def _statement(guarantee: Guarantee, units: int | None, subject: _Subject) -> St
         "What was executed": (subject.executed,),
         "What is trusted": (tuple(item.format(**names) for item in _TRUSTED),),
         "What is not covered": (tuple(item.format(**names) for item in _NOT_COVERED),),
-        "Record": (f"Mechanism {subject.facts['digest']}. Written by mfopt {__version__}.",),
+        "Record": (
+            f"Mechanism {numbers['digest']}. Issued {numbers['issued']} (UTC) by mfopt "
+            f"{__version__}.",
+            f"Signature: {_SIGNATURE}.",
+        ),
     }
-    title = "No privacy is promised" if refusal else f"Privacy statement for one {protected}"
-    numbers = guarantee.describe() | {
-        "units": units,
-        "warning": doubt or None,
-        "false_positive_rates": [alpha for alpha, _ in rates],
-        "true_positive_rates": [rate for _, rate in rates],
-    }
-    return Statement(title, not refusal, sections, rates, numbers | subject.facts)
+    return Statement(title, not refusal, sections, rates, numbers)
+
+
+def _date() -> str:
+    """Today in UTC, or the day of SOURCE_DATE_EPOCH in the environment: for reproducible pages."""
+    stamp = os.environ.get("SOURCE_DATE_EPOCH")
+    try:
+        return time.strftime("%Y-%m-%d", time.gmtime(int(stamp) if stamp else None))
+    except (ValueError, OverflowError, OSError):
+        rule = "must be whole seconds since 1970"
+        raise _check.reject("SOURCE_DATE_EPOCH", stamp, rule) from None
 
 
 def _of_two(guarantee: Guarantee) -> str:
@@ -301,15 +322,15 @@ def _of_two(guarantee: Guarantee) -> str:
     return _at_most(float(Tradeoff([both]).true_positive_rate(0.01)))
 
 
-def _in_short(protected: str, refusal: str, rates: Sequence[tuple[float, float]]) -> str:
+def _in_short(protected: str, refusal: str, rates: list[float]) -> str:
     if refusal:
         return f"**Nothing is promised.** {refusal} Numbers below are no protection."
-    alpha, rate = rates[2]
+    rate = rates[2]  # at 1%
     sentence = (
         f"From what is released an attacker tries to tell whether the data of one {protected} was "
-        f"used. One who wrongly names {_percent(alpha)} of those whose data was not used rightly "
+        "used. One who wrongly names 1% of those whose data was not used rightly "
         f"names {_at_most(rate)} of those whose data was used. A blind guess names "
-        f"{_percent(alpha)} of either."
+        "1% of either."
     )
     if rate < 0.5:
         return sentence

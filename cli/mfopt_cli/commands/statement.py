@@ -52,7 +52,7 @@ def command(arguments: SimpleNamespace) -> None:
         _files.write(arguments.out, page, force=arguments.force)
     if arguments.as_json:
         path = None if arguments.out is None else str(arguments.out)
-        display.json_object({**statement.describe(), "page": page, "path": path})
+        display.json_object({**statement.facts, "page": page, "path": path})
     elif arguments.out is None:
         display.print_text(page.rstrip("\n"))
     else:
