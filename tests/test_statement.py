@@ -89,15 +89,33 @@ def test_a_weak_delta_and_a_weak_epsilon_are_named():
 @pytest.mark.parametrize(
     ("separation", "participations", "said"),
     [
-        (1, 5, "at most 5 of the 8 steps. Two"),
-        (3, 5, "at most 3 of the 8 steps, any two at least 3 steps apart."),
-        (8, 1, "at most 1 of the 8 steps. Two"),
+        (1, 5, "at most 5 of the 8 rounds. Two"),
+        (3, 5, "at most 3 of the 8 rounds, any two at least 3 rounds apart."),
+        (8, 1, "at most 1 of the 8 rounds. Two"),
     ],
 )
 def test_who_is_not_protected_under_min_separation_is_said(separation, participations, said):
     scheme = MinSeparation(8, separation, participations)
     page = statement.of_factorization(dataclasses.replace(made(), sampling=scheme))
     assert f"protected that take part in {said}" in page.markdown()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "name"),
+    [
+        (MinSeparation(8, 4, 2), "round"),
+        (mfopt.sampling.FixedOrder(4, 2), "iteration"),
+        (mfopt.sampling.BallsInBins(4, 2), "step"),
+    ],
+)
+def test_the_page_speaks_of_what_the_scheme_releases(scheme, name):
+    page = statement.of_factorization(dataclasses.replace(made(), sampling=scheme)).markdown()
+    assert f"In every {name} noise" in page and f"about at most 8 {name}s." in page
+    assert f"in which {name} is decided" in page and "all noised sums" in page
+    others = {"round", "iteration", "step"} - {name}
+    own = page.replace(scheme.words(), "").replace("a computer rounds", "")
+    assert not [word for word in others if re.search(rf"\b{word}", own)]
+    assert "drawn" not in page and "batches" not in own.lower()
 
 
 @pytest.mark.parametrize(

@@ -47,14 +47,14 @@ _SIGNATURE = (
 _FAR_BELOW = 0.1  # from which on a number is not far below 1
 _TRUSTED = (
     "**The program.** It executes what is described here, and nothing else.",
-    "**Noise.** In every step noise of the stated size is added, also where nobody was drawn, and "
+    "**Noise.** In every {step} noise of the stated size is added, also if nobody takes part, and "
     "what is divided by is a public number.",
     "**Clipping.** Before noise is added, what each {sampled} contributes is scaled down to a "
     "fixed size, the clip norm. If a whole batch is scaled instead, nothing here holds.",
-    "**Sampling.** Each step uses a part of the data that is chosen in exactly this way (for "
-    "specialists): {sampling}. Batches chosen in another way are not covered.",
-    "**Keys.** The random keys of noise and sampling stay secret. Who knows them can subtract the "
-    "noise.",
+    "**Participation.** Who takes part in which {step} is decided in exactly this way (for "
+    "specialists): {sampling}. Another way is not covered.",
+    "**Keys.** The random keys of the noise, and of the sampling if it is random, stay secret. Who "
+    "knows them can subtract the noise.",
     "**The data.** A person is protected as stated only if one {unit} holds all that the person "
     "contributed.",
     "**Arithmetic.** The proof is about exact numbers, and a computer rounds. {rounding}",
@@ -62,8 +62,8 @@ _TRUSTED = (
 _NOT_COVERED = (
     "General findings, such as that smokers fall ill more often: they may concern a person whether "
     "or not the data of that {unit} was used.",
-    "Other releases from the same data (other models, statistics, reports): the losses add up.",
-    "Choices made by looking at the private data: settings, when to stop, which model to publish.",
+    "Other releases from the same data (models, statistics, reports): the losses add up.",
+    "Choices made by looking at the private data: settings, when to stop, which result to publish.",
     "The data itself, saved states that hold keys or data, and logs of values without noise: who "
     "can read them needs no attack.",
     "The exact number of {unit}s, where it is told, and how long the computation took.",
@@ -149,8 +149,8 @@ def of_factorization(factorization: Factorization, units: int | None = None) -> 
             "any of the data; no person or body did. It is"
         )
     steps = (
-        f"The statement is about a run of at most {factorization.iterations:,} steps. A file does "
-        "not tell whether one took place."
+        f"The statement is about at most {factorization.iterations:,} "
+        f"{factorization.sampling.step_name}s. A file does not tell whether any took place."
     )
     facts = {"digest": factorization.digest, "proved_here": factorization.proved_here}
     subject = _Subject(factorization.sampling, proof, steps, facts, begins=begins)
@@ -258,6 +258,7 @@ def _statement(guarantee: Guarantee, units: int | None, subject: _Subject) -> St
         "unit": protected,
         "sampled": subject.sampled or unit,
         "sampling": subject.sampling.words(),
+        "step": subject.sampling.step_name,
         "rounding": rounding,
     }
     failure = f"Failure probability of the proof: {guarantee.failure_probability:.2g}."
@@ -365,8 +366,8 @@ def _strength(guarantee: Guarantee, unit: str, units: int | None) -> tuple[Part,
 
 def _attacker(protected: str, advantage: float) -> tuple[Part, ...]:
     return (
-        "An attacker sees everything that is released (the noised sums of all steps, and models "
-        "computed from these alone), knows all settings and the data of everybody else, and "
+        "An attacker sees everything that is released (all noised sums, and what is computed from "
+        "these alone, such as a model), knows all settings and the data of everybody else, and "
         f"decides whether the data of one {protected} was used. If what is said to be proved and "
         "trusted below is true, no attack is better than the table, which includes δ; the same "
         "limits any other conclusion that depends on this data alone, such as a diagnosis. A blind "

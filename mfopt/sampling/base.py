@@ -51,6 +51,7 @@ class Scheme(abc.ABC):
       public_order: whether the units of a step follow from their numbers alone.
       run_adjacency: the adjacency that a training run under it is accounted for.
       mistaken_for: an execution near to it that is another mechanism, in words.
+      step_name: what its users call an iteration, in words.
       bands_are_groups: whether it has as many groups of units as C has bands.
 
     Raises:
@@ -65,6 +66,7 @@ class Scheme(abc.ABC):
     public_order: ClassVar[bool] = False
     run_adjacency: ClassVar[Adjacency] = "add-remove"
     mistaken_for: ClassVar[str] = ""
+    step_name: ClassVar[str] = "step"
     bands_are_groups: ClassVar[bool] = False
 
     if typing.TYPE_CHECKING:  # a field of some schemes, derived by others

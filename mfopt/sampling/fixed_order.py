@@ -28,10 +28,7 @@ class FixedOrder(BinScheme):
     independent: ClassVar[bool] = False
     prefix_closed: ClassVar[bool] = True
     public_order: ClassVar[bool] = True
-
-    def assign(self, units: int, rng: np.random.Generator | None = None) -> np.ndarray:
-        """The bin of each of ``units`` units, shape (units,); ``rng`` is not used."""
-        return np.arange(_check.integer("units", units, at_least=0)) % self.bins
+    step_name = "iteration"
 
     def sample(self, step: int, population: int, seed: int = 0) -> np.ndarray:
         """Indices of the units of iteration ``step``, increasing; ``seed`` is not used."""

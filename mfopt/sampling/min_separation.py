@@ -32,6 +32,7 @@ class MinSeparation(Scheme):
     independent: ClassVar[bool] = False
     prefix_closed: ClassVar[bool] = True
     executable: ClassVar[bool] = False
+    step_name = "round"
 
     @property
     def participations(self) -> int:
@@ -40,10 +41,10 @@ class MinSeparation(Scheme):
 
     def condition(self, unit: str) -> str:
         limit, separation = self.participations, self.separation
-        apart = f", any two at least {separation} steps apart" if limit > 1 < separation else ""
+        apart = f", any two at least {separation} rounds apart" if limit > 1 < separation else ""
         return (
             f" Only {unit}s are protected that take part in at most {limit} of the "
-            f"{self.iterations:,} steps{apart}."
+            f"{self.iterations:,} rounds{apart}."
         )
 
     def check(self, steps: np.ndarray) -> None:
