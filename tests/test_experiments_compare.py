@@ -395,11 +395,28 @@ def test_a_file_of_something_else_is_refused(setting, phrase, own_file, tmp_path
     assert phrase in failure(capsys, *words.split(), own_file)
 
 
+def test_a_file_for_min_separation_is_compared_with_as_many_epochs_as_a_unit_takes_part(tmp_path):
+    options = {"epochs": EPOCHS, "iterations_per_epoch": BINS, "epsilon": 1.0, "delta": 1e-5}
+    options |= {"strategy": "sqrt", "privacy_unit": "device"}
+    paths = [
+        str(mfopt.factorize(**options, sampling=scheme).save(tmp_path / f"{scheme}.npz"))
+        for scheme in ("min-separation", "fixed-order")
+    ]
+    rounds, ordered = [comparison.row_of_file(SETTING, path) for path in paths]
+    # an epoch apart at least, of which fixed order is the worst case
+    assert rounds.sampling == "min-separation" and rounds.rmse == pytest.approx(ordered.rmse)
+    with pytest.raises(UsageError, match="2 × 8, what is compared has 4 × 4"):
+        comparison.row_of_file(SETTING._replace(bins=4, epochs=4), paths[0])
+
+
 @pytest.mark.parametrize(
     ("field", "phrase"),
     [
         ({"workload": Momentum(0.9, np.ones(16))}, "its workload is momentum, what is compared"),
-        ({"privacy_unit": "user"}, "its unit is 1 user, what is compared has 1 example"),
+        (
+            {"group_size": 2, "noise_multiplier": 25.0},
+            "its group size is 2, what is compared has 1",
+        ),
         ({"adjacency": "zero-out"}, "its adjacency is zero-out, what is compared has add-remove"),
     ],
 )
@@ -408,7 +425,9 @@ def test_a_file_with_another_relation_is_refused(field, phrase, own_file, tmp_pa
     if "workload" in field:
         changed = dataclasses.replace(read, **field)
     else:
-        changed = dataclasses.replace(read, guarantee=dataclasses.replace(read.guarantee, **field))
+        stated = dataclasses.replace(read.guarantee, **field)
+        sigma = stated.noise_multiplier
+        changed = dataclasses.replace(read, noise_multiplier=sigma, guarantee=stated)
     path = changed.save(tmp_path / "other.npz")
     with pytest.raises(UsageError, match=phrase):
         comparison.row_of_file(SETTING, str(path))

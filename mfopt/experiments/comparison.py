@@ -82,7 +82,7 @@ def row_of_file(setting: Comparison, path: str) -> Row:
     """Row of the mechanism that a file holds, at the σ that it states.
 
     Raises:
-      UsageError: its shape, ε, δ, unit, adjacency or workload is not what is compared.
+      UsageError: its shape, ε, δ, group size, adjacency or workload is not what is compared.
       FailureError: the file cannot be read, or its guarantee is false.
     """
     factorization = load(path)
@@ -93,7 +93,7 @@ def row_of_file(setting: Comparison, path: str) -> Row:
         "epochs × iterations": (shape, [f"{setting.epochs} × {setting.bins}"]),
         "ε": (stated.epsilon, setting.epsilons),
         "δ": (stated.delta, [setting.delta]),
-        "unit": (f"{stated.group_size} {stated.privacy_unit}", ["1 example"]),
+        "group size": (stated.group_size, [1]),
         "adjacency": (stated.adjacency, ["add-remove"]),
         "workload": (factorization.workload.kind, ["prefix"]),
     }

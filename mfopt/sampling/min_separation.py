@@ -39,6 +39,11 @@ class MinSeparation(Scheme):
         """Most participations that fit: the smaller of the limit and what the spacing allows."""
         return min(self.max_participations, -(-self.iterations // self.separation))
 
+    @property
+    def expected_share(self) -> float:
+        """Share of the units in a round if all take part as often as they may: the largest."""
+        return self.participations / self.iterations
+
     def condition(self, unit: str) -> str:
         limit, separation = self.participations, self.separation
         apart = f", any two at least {separation} rounds apart" if limit > 1 < separation else ""

@@ -55,12 +55,13 @@ from mfopt_cli.options import COUNT, Count, option
 def command(arguments: SimpleNamespace) -> None:
     """σ, RMSE and memory of every mechanism at (ε, δ), each at its best size.
 
-    Guarantees are for one example, add-remove adjacency; RMSE is of prefix sums, per coordinate
-    in clip norms. σ of balls-in-bins and of fresh bins is a Monte Carlo estimate with its standard
-    error (certify the one you choose with `mfopt optimize`); the others are exact up to
-    discretization. Where every unit takes part once in each epoch, the error at epochs' ends has a
-    lower bound for every C and sampling scheme; the distance to it is printed with the
-    recommendation, and for each row in the CSV and JSON output.
+    Guarantees are for one unit, whatever a file calls it, and add-remove adjacency; RMSE is of
+    prefix sums, per coordinate in clip norms. σ of balls-in-bins and of fresh bins is a Monte Carlo
+    estimate with its standard error (certify the one you choose with `mfopt optimize`); the others
+    are exact up to discretization. Where every unit takes part once in each epoch, the error at
+    epochs' ends has a lower bound for every C and sampling scheme; the distance to it is printed
+    with the recommendation, and for each row in the CSV and JSON output. A file for min-separation
+    has as many epochs as a unit has participations at most.
 
     \b
     Examples:
