@@ -160,6 +160,9 @@ def test_every_loop_trains_at_every_schedule(framework, schedule):
     loop = printed("plan", "--units", 100, *words, *SMALL)["loop"]
     names = {"linear": r"1 - step|linear_schedule", "cosine": r"math\.cos|cosine_decay"}
     assert re.search(names.get(schedule, r"1\.0|constant_schedule"), loop)
+    if framework not in ("numpy", "flower"):  # theirs is a server's, relative to the devices'
+        assert "\nLEARNING_RATE = 0.1\n" in loop and loop.count("0.1") == 1
+        assert loop.count("LEARNING_RATE") == 2 and "costs privacy" in loop
     exec(compile(loop, framework, "exec"), {"__file__": "mechanism.py"})
 
 

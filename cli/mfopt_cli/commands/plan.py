@@ -56,9 +56,12 @@ _QUESTIONS = {
 }
 _HEADING = """# Put your own in place of what stands in here: the data (one entry for each
 # {unit}, with all that it contributed; {units:,} in all), the model, the loss and the
-# learning rate, which at clip norm 1 may lie far above this one: tune it on public data. Leave the
-# rest: the guarantee is about the batches of this file, whose sizes vary.
-from pathlib import Path
+# learning rate. Leave the rest: the guarantee is about the batches of this file, whose sizes vary.
+"""
+_LEARNING_RATE = """
+# A guess, to be tuned: at clip norm 1 the best one may lie far above. Tune it on public data: a run
+# on the private data costs privacy, also if its model is not used (docs/sharp-edges.md, Tuning).
+LEARNING_RATE = 0.1
 
 """
 _BATCH = 256  # default, where there are as many units
@@ -337,6 +340,9 @@ def _loop(arguments: SimpleNamespace) -> str:
         text = text.replace(linear, _RATES[arguments.schedule][library])
     if "math." in text:
         text = f"import math\n\n{text}"
+    text = f"from pathlib import Path\n\n{text}"
+    if "0.1" in text:
+        text = _LEARNING_RATE + text.replace("0.1", "LEARNING_RATE")
     return text.replace('"mechanism.npz"', f"Path(__file__).with_name({arguments.out.name!r})")
 
 
