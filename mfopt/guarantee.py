@@ -124,8 +124,8 @@ class Guarantee:
         ``failure_probability``; "bound", holds with certainty but is not tight; "estimate", a
         point estimate that proves nothing.
       failure_probability: β, the chance over the accountant's own randomness (independent of
-        the data) that the statement is wrong; already counted inside ``delta`` where the
-        method is estimate-verify-release. 0 for deterministic methods.
+        the data) that the statement is wrong; already counted inside ``delta``, so at most that
+        where the status is "certified". 0 for deterministic methods.
       details: further public numbers of the method, JSON-able.
     """
 
@@ -150,6 +150,8 @@ class Guarantee:
         _check.word("privacy_unit", self.privacy_unit)
         _check.choice("adjacency", self.adjacency, get_args(Adjacency))
         _check.choice("status", self.status, get_args(Status))
+        if self.status == "certified":  # δ counts it
+            _check.real("failure_probability", self.failure_probability, at_most=self.delta)
         _check.kind("details", self.details, dict)
         if "bracket" in self.details:
             ends = self.details["bracket"]
@@ -188,7 +190,7 @@ class Guarantee:
     def lower_bound(self) -> float | None:
         """Proven lower bound of the number that was asked for, where one is known."""
         bracket: Any = self.details.get("bracket")
-        return None if bracket is None else float(bracket[0])
+        return bracket and float(bracket[0])
 
     def with_lower_end(self, below: float, value: float) -> Guarantee:
         """The guarantee with a lower bound on record, the largest that is known.

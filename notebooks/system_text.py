@@ -60,10 +60,11 @@ def main(kind, out, share="/usr/share", vocab_size=2048):
     with tempfile.TemporaryDirectory() as folder:
         sources = []
         for name, pairs in (("private", private), ("public", docstrings(PUBLIC))):
-            lines = [json.dumps({"user": user, "text": text}) + "\n" for user, text in pairs]
+            texts_once = dict.fromkeys(pairs)
+            lines = [json.dumps({"user": user, "text": text}) + "\n" for user, text in texts_once]
             (path := Path(folder) / f"{name}.jsonl").write_text("".join(lines))
             sources.append(JsonLines([path], "user", "text"))
-        options = Options(hold_out=HoldOut(users=0.1, records=0.05), drop_duplicates=True)
+        options = Options(hold_out=HoldOut(users=0.1, records=0.05))
         return build(sources[0], out, tokenizer=vocab_size, public=sources[1], options=options)
 
 

@@ -51,6 +51,12 @@ def test_a_field_that_is_none_is_refused_by_its_name(field, value, rule):
     assert name in str(caught.value) and len(str(caught.value)) < 200
 
 
+def test_a_certified_delta_counts_the_chance_that_its_proof_fails():
+    with pytest.raises(UsageError, match="failure_probability"):
+        Guarantee(**GOOD, status="certified", failure_probability=2e-5)
+    assert Guarantee(**GOOD, status="certified", failure_probability=1e-5).proved
+
+
 def test_numbers_of_numpy_become_pythons():
     guarantee = Guarantee(np.float32(2.0), np.float64(1e-5), np.int64(2), group_size=np.int64(3))
     kinds = [

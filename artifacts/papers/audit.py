@@ -155,16 +155,13 @@ def with_noise(factor: float = 1.0, kind: Any = None) -> Callable[[Execution], E
 
 def without_clipping(norm: float) -> Callable[[Execution], Execution]:
     """Exchange of an execution's clipping: every gradient gets the norm ``norm``, in clip norms."""
-    import jax
-
-    from mfopt.training.clipping import Clipping, Factors
+    from mfopt.training.clipping import Clipping
 
     class Unclipped(Clipping):
         """Says that it clips."""
 
-        def factors(self, squares: Any) -> Factors:
-            factors = super().factors(squares)
-            return factors._replace(each=jax.tree.map(lambda factor: norm * factor, factors.each))
+        def factor(self, gradient_norm: Any) -> Any:
+            return norm * super().factor(gradient_norm)
 
     return lambda execution: dataclasses.replace(
         execution, clipping=Unclipped(**dataclasses.asdict(execution.clipping))

@@ -48,6 +48,11 @@ class FedAvg(Clipping):
         """The weighted local update of a user, with the sign of a gradient.
 
         The sums are of the first local epoch, each batch before its step.
+
+        Args:
+          loss: as for :meth:`Clipping.contribution`.
+          params: where local training begins.
+          tokens, mask: records of the user, (G, L); they are cut into local batches.
         """
         clip = dataclasses.replace(self, normalized=False)
 

@@ -372,7 +372,7 @@ def _baselines(factorization: Factorization, error: float | None) -> list[tuple[
 # ε: artifacts/tables/field-*.csv
 _PUBLISHED = {
     (8, 256): {
-        0.5: (40.65, "DP-SGD, fresh-bins"),
+        0.5: (40.65, "DP-SGD, fresh bins"),
         2.0: (12.35, "Toeplitz, balls-in-bins"),
         8.0: (4.16, "banded, balls-in-bins"),
         16.0: (2.47, "banded Toeplitz, b-min-sep"),
@@ -401,7 +401,8 @@ def _published(factorization: Factorization) -> list[tuple[str, str]]:
     shape = getattr(factorization.sampling, "epochs", 0), factorization.iterations
     rmse, name = _PUBLISHED.get(shape, {}).get(stated.epsilon, (0.0, ""))
     question = factorization.workload.kind, stated.delta, stated.adjacency, stated.group_size
-    is_free = factorization.sampling.kind in ("balls-in-bins", name.rpartition(", ")[2])
+    batches = name.rpartition(", ")[2].replace(" ", "-")
+    is_free = factorization.sampling.kind in ("balls-in-bins", batches)
     if not (name and is_free) or question != ("prefix", 1e-5, "add-remove", 1):
         return []
     return [

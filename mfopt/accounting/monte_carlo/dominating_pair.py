@@ -80,21 +80,15 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
         real numbers, or the scheme is not balls-in-bins.
     """
     strategy, bins = _widened(strategy, scheme), cast(BallsInBins, scheme).bins
-    pair: DominatingPair | None = None
     if bins >= nested.LEAST or strategy.has_structured_gram(cast(BallsInBins, scheme)):
         gram, relative = _gram(strategy, cast(BallsInBins, scheme))
-        largest = math.sqrt(float(np.max(np.diagonal(gram))))  # a norm, which no entry exceeds
-        pair = above(gram, relative) if 0 < largest < math.inf else None
-        del gram
-    else:
-        modes = np.asarray(strategy.modes(cast(BallsInBins, scheme)))
-        largest = float(np.max(modes))
-        if 0 < largest < math.inf:
-            triangle = np.linalg.qr(modes / largest, mode="r").T
-            pair = DominatingPair(triangle @ triangle.T * largest**2, triangle * largest)
+        check_range(math.sqrt(float(np.max(np.diagonal(gram)))))  # a norm, which no entry exceeds
+        return above(gram, relative)
+    modes = np.asarray(strategy.modes(cast(BallsInBins, scheme)))
+    largest = float(np.max(modes))
     check_range(largest)
-    assert pair is not None
-    return pair
+    triangle = np.linalg.qr(modes / largest, mode="r").T
+    return DominatingPair(triangle @ triangle.T * largest**2, triangle * largest)
 
 
 def overlaps(strategy: Strategy, scheme: Scheme) -> tuple[np.ndarray, float]:
