@@ -40,8 +40,8 @@ WIDE_FUNCTIONS = 15  # with more than 6 parameters
 # of the main job
 MAIN_JOB = {
     "files": 67,
-    "functions": 531,
-    "lines": 3_100,  # that can run, of the functions that do
+    "functions": 533,
+    "lines": 3_110,  # that can run, of the functions that do
     "classes": 47,
     "two-way pairs": 29,  # of files that call each other
     "frames": 28,
