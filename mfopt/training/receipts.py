@@ -71,21 +71,17 @@ def receipt(run: Any, state: Any = None) -> JsonObject:
 def write_receipt(path: str | os.PathLike[str], run: Any, state: Any = None) -> None:
     """Write :func:`receipt` to a file, in place of an earlier one of the same run.
 
+    Any other file of that name is kept: it gets the first digits of its SHA-256 before its suffix.
+
     Args:
       path: of the JSON file.
       run, state: as for :func:`receipt`.
-
-    Raises:
-      UsageError: as :func:`receipt`; a file that is there and is not a report of this run, whose
-        report is then beside it.
     """
     path, facts = _files.check_output(path, force=True), receipt(run, state)
-    beside = path.with_suffix(f".{facts['units']['run'][:8]}.json")
-    is_other = path.exists() and not _is_of(path, facts["units"])
-    _files.write(beside if is_other else path, json.dumps(facts, indent=2, sort_keys=True) + "\n")
-    if is_other:
-        rule = "is not a report of this run, and is kept"
-        raise _check.reject("path", str(path), rule, f"This run's report is now in {beside}.")
+    if path.exists() and not _is_of(path, facts["units"]):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        path.rename(path.with_suffix(f".{digest[:8]}{path.suffix}"))
+    _files.write(path, json.dumps(facts, indent=2, sort_keys=True) + "\n")
 
 
 def _is_of(path: Path, units: JsonObject) -> bool:
