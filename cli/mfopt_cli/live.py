@@ -24,7 +24,8 @@ from mfopt.progress import Progress
 from mfopt_cli import display
 
 COMPILING = "compiling (first run only)"  # what comes before the first report of JAX's work
-_TIMED = 0.1  # part of a stage that is timed before its end is told
+_TIMED = 0.2  # part of a stage that is timed before its end is told
+_SHORTEST = 10  # seconds left that are told: what follows the last step is not in them
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # seconds between lines where nothing can be redrawn
 
 
@@ -124,8 +125,7 @@ class Live:
         if timed < _TIMED or not self._event.paced:
             return ""
         seconds = (1 - self._event.fraction) * (self._told - begun) / timed - (clock - self._told)
-        # one that is over is withdrawn
-        return f"about {words.duration(seconds)} left" if seconds > 0 else ""
+        return f"about {words.duration(seconds)} left" if seconds >= _SHORTEST else ""
 
     def _render(self) -> RenderableType:
         event, clock = self._event, time.perf_counter()
