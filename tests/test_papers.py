@@ -48,7 +48,7 @@ def test_the_manifest_has_every_file_its_digest_and_its_command() -> None:
     remaining = {path.as_posix() for path in present if path.parts[0] != "papers"} - listed
     assert remaining == {"manifest.json", "README.md"}
     # light enough to be read, cloned and packed
-    assert len(paths) <= 156 and sum(path.stat().st_size for path in paths) <= 6e6
+    assert len(paths) <= 157 and sum(path.stat().st_size for path in paths) <= 6e6
 
 
 def points(path: Path) -> dict[tuple[str, ...], float]:
