@@ -44,7 +44,7 @@ MAIN_JOB = {
     "lines": 3_110,  # that can run, of the functions that do
     "classes": 47,
     "two-way pairs": 29,  # of files that call each other
-    "frames": 28,
+    "frames": 29,
 }
 DUPLICATES = 2  # functions of at least 6 lines whose body, names aside, is another's
 
