@@ -3,7 +3,7 @@
 On a terminal two lines are redrawn a few times a second; elsewhere a plain line is written now
 and then. The time left in a stage comes from the pace between finished pieces of work: what comes
 before the first of them is taken for compilation and not counted. It is shown for steps of training
-once a tenth of them was timed; of other stages it was measured off by more than a factor of two.
+once a fifth of them was timed; of other stages it was measured off by more than a factor of two.
 """
 
 from __future__ import annotations

@@ -326,7 +326,7 @@ def _of_two(guarantee: Guarantee) -> str:
 def _in_short(protected: str, refusal: str, rates: list[float]) -> str:
     if refusal:
         return f"**Nothing is promised.** {refusal} Numbers below are no protection."
-    rate = rates[2]  # at 1%
+    rate = rates[FALSE_POSITIVE_RATES.index(0.01)]
     sentence = (
         f"From what is released an attacker tries to tell whether the data of one {protected} was "
         "used. One who wrongly names 1% of those whose data was not used rightly "

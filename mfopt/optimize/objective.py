@@ -347,16 +347,8 @@ def _statistic(law: SampledLaw, strategy: Strategy) -> _Statistic:
     return _Statistic(quadratic, reduced, law.norm(reduced), law.log_scale(reduced))
 
 
-@functools.partial(_quick.jit, static_argnums=0)
-def _slope(
-    law: SampledLaw,
-    quadratic: PyTree,
-    frozen: implicit.Frozen,
-    epsilon: jax.Array,
-    log_delta: jax.Array,
-) -> tuple[jax.Array, PyTree]:
-    """(log σ, ∂ log σ/∂quadratic), compiled for all strategies."""
-    return implicit.solved(law, quadratic, frozen, epsilon, log_delta)
+# compiled for all strategies
+_slope = _quick.jit(implicit.solved, static_argnums=0)
 
 
 @functools.lru_cache(maxsize=16)

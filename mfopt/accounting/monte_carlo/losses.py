@@ -16,6 +16,7 @@ from mfopt.accounting.monte_carlo import chunked, convex, importance
 from mfopt.accounting.monte_carlo.evidence import (
     Pilot,
     Point,
+    Sums,
     Tilt,
     Trial,
     UpperBound,
@@ -174,14 +175,14 @@ class LikelihoodLoss(SampledLoss):
         return best[1]
 
     def pilot(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
-        likelihood, _, paid = self._sampled(point)
-        sums, used = importance.total(likelihood, tilt, paid, samples, key, self.chunk_parts)
+        sums, used = self._total(tilt, point, samples, key)
         return Pilot(convex.with_tail(tilt, sums, used, _PLANNED)[0], sums, used)
 
     def bound(self, tilt: Tilt, point: Point, bet: int, trial: Trial) -> UpperBound:
-        likelihood, _, paid = self._sampled(point)
-        sums, used = importance.total(
-            likelihood, tilt, paid, trial.samples, trial.key, self.chunk_parts
-        )
+        sums, used = self._total(tilt, point, trial.samples, trial.key)
         tilt, beta = convex.with_tail(tilt, sums, used, trial.beta)
         return upper_bound(tilt, sums, used, bet=bet, beta=beta)
+
+    def _total(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> tuple[Sums, int]:
+        likelihood, _, paid = self._sampled(point)
+        return importance.total(likelihood, tilt, paid, samples, key, self.chunk_parts)
