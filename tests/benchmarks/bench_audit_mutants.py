@@ -2,7 +2,8 @@
 
     python tests/benchmarks/bench_audit_mutants.py --count 20 --seed 0 --out FILE
 
-It stops after ``--minutes`` and goes on with what is in FILE when it is run again on the same tree.
+It stops after ``--minutes``. Run again, it keeps the results in FILE whose change can still be
+made, on whatever line, and continues.
 
 A seeded mutator changes one statement of the files below in one place: an operator, a comparison, a
 number, a truth value or a call. Each change is written into a copy of the package, and two runs are
@@ -23,6 +24,7 @@ import copy
 import json
 import pickle
 import random
+import re
 import sys
 import tempfile
 import time
@@ -212,6 +214,16 @@ def executed_lines(project: Path, folder: Path) -> dict[str, set[int]]:
     return {path: set(numbers) for path, numbers in parsed.items()}
 
 
+def anywhere(name: str) -> str:
+    """The name of a change without the number of its line."""
+    return re.sub(r":\d+ ", " ", name, count=1)
+
+
+def is_of(entry: str, name: str) -> bool:
+    """True for an entry, which may end with a reason, about the change ``name``, on any line."""
+    return f"{anywhere(entry)}: ".startswith(f"{name}: ")
+
+
 def save_accounts(folder: Path) -> None:
     """The factorization files of the audited runs."""
     from mfopt import sampling, strategies
@@ -243,7 +255,6 @@ def caught(options: Options) -> dict[str, Any]:
     nothing = {"seed": options.seed, **{name: [] for name in kinds}}
     report = bench.earlier(nothing, "seed") | {"faults": options.count}
     outcomes: dict[str, list[str]] = {name: report[name] for name in kinds}
-    earlier = [entry for entries in outcomes.values() for entry in entries]
     with tempfile.TemporaryDirectory() as index:
         project = copied(Path(index).resolve())
         folder = project / "audits"
@@ -254,17 +265,20 @@ def caught(options: Options) -> dict[str, Any]:
         lines = executed_lines(project, folder)
         steps = pickle.loads((folder / "steps.pickle").read_bytes())
         by_file = {path: list(mutants(path, lines[path])) for path in FILES}
+        possible = {anywhere(name) for planted in by_file.values() for name, *_ in planted}
         drawn = set()
+        for entries in outcomes.values():
+            changed = [(x, y) for x in entries for y in possible if is_of(x, y)]
+            entries[:] = [entry for entry, _ in changed]
+            drawn |= {name for _, name in changed}
         while len(outcomes["caught"]) + len(outcomes["survived"]) < options.count:
             if time.perf_counter() > bench.begun + 60 * options.minutes:
                 break
             path = rng.choice([path for path in FILES if by_file[path]])
             name, original, updated = rng.choice(by_file[path])
-            if name in drawn:
+            if anywhere(name) in drawn:
                 continue
-            drawn.add(name)
-            if any(entry == name or entry.startswith(f"{name}: ") for entry in earlier):
-                continue
+            drawn.add(anywhere(name))
             source = project / path
             text = source.read_text(encoding="utf-8")
             source.write_text(text.replace(original, updated), encoding="utf-8")
