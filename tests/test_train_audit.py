@@ -27,14 +27,10 @@ SAMPLED = Mechanism(sampling.Poisson(0.4, 3), Identity())
 CANARIES = 3000
 
 
-def account_for(mechanism):
-    return solved(mechanism, 3.0, 1e-6)
-
-
 def run(mechanism, **options):
     options = {"canaries": CANARIES, "seed": 1, "microbatch": 250, "confidence": 0.99} | options
     options = {"model": layered_model(), "length": 8} | options
-    return audit(account_for(mechanism), **options)
+    return audit(solved(mechanism, 3.0, 1e-6), **options)
 
 
 @pytest.mark.ci
@@ -168,15 +164,10 @@ def test_what_cannot_be_audited_is_refused():
 @pytest.mark.release
 def test_groups_are_audited_as_one():
     # a user with three records at Poisson sampling: the tight bound needs all three on one axis
-    group = solved(
-        Mechanism(sampling.Poisson(0.4, 3), group_size=3, privacy_unit="record"), 3.0, 1e-6
-    )
-    options = {"canaries": CANARIES, "seed": 1, "microbatch": 500, "confidence": 0.99}
-    options |= {"model": layered_model(), "length": 8}
-    whole = audit(group, **options)
+    group = Mechanism(sampling.Poisson(0.4, 3), group_size=3, privacy_unit="record")
+    whole = run(group)
     assert whole.passed and 1.0 < whole.epsilon_profile < 3.0 and whole.epsilon_claimed == 3.0
-    halved = audit(group, alter=with_noise(0.5), **options)
-    assert not halved.passed
+    assert not run(group, alter=with_noise(0.5)).passed
 
 
 def test_the_group_attack_against_its_density():
@@ -203,15 +194,12 @@ def test_the_group_attack_against_its_density():
 @pytest.mark.release
 def test_an_audit_fails_where_the_loader_forgets_to_be_random():
     mechanism = Mechanism(sampling.BallsInBins(16, 1), Identity())
-    account = solved(mechanism, 3.0, 1e-6)
-    options = {"canaries": 800, "seed": 1, "microbatch": 100}
-    options |= {"model": layered_model(), "length": 8}
-    assert audit(account, **options).passed
+    assert run(mechanism, canaries=800).passed
 
     def alter(execution):
         return dataclasses.replace(execution, sampler=Wrong(execution.sampler, by_number, 0))
 
-    fault = audit(account, alter=alter, **options)
+    fault = run(mechanism, canaries=800, alter=alter)
     # the guesses show nothing, the participations do
     assert fault.epsilon_profile <= 3.0
     assert "participations follow another secret" in faults(fault)

@@ -16,9 +16,9 @@ from train_oracles import norm_of, plus, verified
 
 from mfopt.errors import UsageError
 from mfopt.mechanism import Mechanism
-from mfopt.sampling import FixedOrder, Poisson
-from mfopt.strategies import BLT, Identity
-from mfopt.training import fedavg, recovered
+from mfopt.sampling import Poisson
+from mfopt.strategies import Identity
+from mfopt.training import fedavg
 from mfopt.training import mesh as meshes
 from mfopt.training.audit import audit
 from mfopt.training.batching import Batch
@@ -199,48 +199,6 @@ def test_a_report_is_verified_and_a_better_one_is_not(data, tmp_path) -> None:  
     with pytest.raises(UsageError, match="settings"):
         execute(prepare(variant, resume=True))
     prepare(settings, resume=True).close()
-
-
-ORDERED = Mechanism(FixedOrder(4, 3), BLT(np.array([0.3]), np.array([0.7])), privacy_unit="user")
-
-
-def faults(alter=lambda execution: execution, **changes):
-    account = solved(ORDERED, 3.0, 1e-6)
-    settings = dataclasses.replace(SETTINGS, records_per_user=3, **changes)
-    secret = RunSecret.pinned(1)
-    findings = recovered.findings(account, settings, secret, alter=alter, model=layered_model())
-    return {finding.name for finding in findings if finding.fault}
-
-
-def altered(**changes):
-    def alter(execution):
-        clipping = dataclasses.replace(execution.clipping, **changes)
-        return dataclasses.replace(execution, clipping=clipping)
-
-    return alter
-
-
-@pytest.mark.release
-def test_the_audit_knows_the_definition() -> None:
-    options = {"local_epochs": 2, "weight_cap": 2, "normalizer": 2.0}
-    options |= {"local_batch": 2, "local_rate": 0.01}
-    assert not faults(**options)
-    assert "sums of clipped gradients" in faults(altered(local_epochs=1), **options)
-    assert "sums of clipped gradients" in faults(altered(weight_cap=0), **options)
-
-
-@pytest.mark.release
-def test_an_unclipped_or_doubly_weighted_user_is_caught(monkeypatch) -> None:
-    options = {"local_rate": 0.01}
-    weights = fedavg.weights
-    monkeypatch.setattr(fedavg, "weights", lambda counts, cap: 2 * weights(counts, cap))
-    assert "contributions within the bound" in faults(**options)
-    monkeypatch.setattr(fedavg, "weights", weights)
-    right = FedAvg.__call__
-    monkeypatch.setattr(
-        FedAvg, "__call__", lambda self, update: right(self, update)._replace(gradient=update)
-    )
-    assert "contributions within the bound" in faults(**options)
 
 
 @pytest.mark.release

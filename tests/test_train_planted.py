@@ -17,10 +17,11 @@ from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream, _draws
 from mfopt.sampling.sampler import pad
 from mfopt.strategies import BLT, Identity
-from mfopt.training import clipping, executed, loop, recovered, units
+from mfopt.training import clipping, executed, fedavg, loop, recovered, units
 from mfopt.training.batching import Batch, Sampler
 from mfopt.training.clipping import Clipping
 from mfopt.training.config import TrainConfig
+from mfopt.training.fedavg import FedAvg
 from mfopt.training.loop import Trainer
 from mfopt.training.models.families import gpt2_config
 from mfopt.training.models.huggingface import gpt2_model
@@ -333,11 +334,34 @@ def what_is_not_finite_contributes(right, bound, gradient):
     return actual._replace(gradient=kept)
 
 
+def altered(**changes):
+    """Another clipping than that of the settings."""
+
+    def alter(execution):
+        clipping = dataclasses.replace(execution.clipping, **changes)
+        return dataclasses.replace(execution, clipping=clipping)
+
+    return alter
+
+
+@in_place_of(fedavg, "weights")
+def users_weighted_twice(right, counts, cap):
+    return 2 * right(counts, cap)
+
+
+@in_place_of(FedAvg, "__call__")
+def updates_not_clipped(right, bound, update):
+    return right(bound, update)._replace(gradient=update)
+
+
+AVERAGED = {"algorithm": "fedavg", "local_epochs": 2, "weight_cap": 2, "normalizer": 2.0}
+AVERAGED |= {"local_batch": 2, "local_rate": 0.01, "normalized": False}
 ELS = {"mechanism": dataclasses.replace(SAMPLED, privacy_unit="record"), "algorithm": "els"}
 CHANGE = "change of a release by one user"
 NOISE = "size of the noise"
 SUMS = "sums of clipped gradients"
 UNITS = "units that were drawn, each once"
+BOUND = "contributions within the bound"
 # name -> (what to plant, or what to exchange, a test that finds it, settings)
 PLANTED = {
     "noise state not advanced": (with_noise(kind=Stale), "noise of different steps", {}),
@@ -376,10 +400,8 @@ PLANTED = {
     "embedding left out of the norm": (not_counted("embedding"), SUMS, {}),
     "adapter left out of the norm": (not_counted("adapter"), SUMS, {}),
     "matrix not scaled": (not_scaled("matrix"), "sums in the noise", {}),
-    "bound 1% too large": (bound_too_large, "contributions within the bound", {}),
-    "margin for rounding left out": (
-        rounding_forgotten, "contributions within the bound", {"microbatch": 1}
-    ),
+    "bound 1% too large": (bound_too_large, BOUND, {}),
+    "margin for rounding left out": (rounding_forgotten, BOUND, {"microbatch": 1}),
     "another cipher": (another_cipher, "draws under a published key", {}),
     "a unit added twice": (kept(lambda drawn: np.append(drawn, drawn[:1])), UNITS, {}),
     "batch cut unsaid": (kept(lambda drawn: drawn[:-1]), UNITS, {}),
@@ -397,6 +419,10 @@ PLANTED = {
     "what is not finite contributes": (what_is_not_finite_contributes, CHANGE, {}),
     "noise in bfloat16": (with_noise(kind=Bfloat16), "noise on a lattice", {}),
     "noise in thousandths of σ": (with_noise(kind=Coarse), "noise on a lattice", {}),
+    "fewer local epochs": (altered(local_epochs=1), SUMS, AVERAGED),
+    "users not weighted by their records": (altered(weight_cap=0), SUMS, AVERAGED),
+    "users weighted twice": (users_weighted_twice, BOUND, AVERAGED),
+    "updates not clipped": (updates_not_clipped, BOUND, AVERAGED),
 }  # fmt: skip
 
 
@@ -416,6 +442,7 @@ RIGHT = [
     {"mechanism": SAMPLED},
     {"microbatch": 1, "clip_norm": 0.3, "normalized": False},
     {**ELS, "privacy_unit": "record"},
+    AVERAGED,
 ]
 
 
