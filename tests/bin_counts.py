@@ -14,8 +14,6 @@ Choquette-Choo et al. 2024, proof of Lemma 3.2, with the ways to fall as the mix
 :mod:`mfopt.accounting.monte_carlo.count_mixture`, whose values have a proven ceiling.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -23,7 +21,7 @@ import scipy
 from plain_monte_carlo import Estimate
 
 
-def log_ratio(exponents: np.ndarray, gram: float, group_size: int) -> np.ndarray:
+def log_ratio(exponents, gram, group_size):
     """log P/Q from a_i = <m_i, X>/σ², shape (samples, bins) -> (samples,); ``gram`` is g.
 
     All terms are positive, so the product keeps full relative precision; the state is
@@ -53,21 +51,21 @@ def log_ratio(exponents: np.ndarray, gram: float, group_size: int) -> np.ndarray
     return coefficient + log_scale + _log_constant(group_size)
 
 
-def _log_constant(group_size: int) -> float:
+def _log_constant(group_size):
     """log K!/K^K: what is left of K!/b^K once every count carries a factor K/b."""
     return math.lgamma(group_size + 1) - group_size * math.log(group_size)
 
 
 def estimate(
-    bins: int,
-    group_size: int,
-    gram: float,
-    epsilon: float,
+    bins,
+    group_size,
+    gram,
+    epsilon,
     *,
-    direction: str = "remove",
-    samples: int = 2**18,
-    seed: int = 0,
-) -> Estimate:
+    direction="remove",
+    samples=2**18,
+    seed=0,
+):
     """H_{e^ε}(P, Q) ("remove") or H_{e^ε}(Q, P) ("add") of the exact mixture, g = |m_i|²/σ²."""
     rng = np.random.default_rng(seed)
     a = math.sqrt(gram) * rng.standard_normal((samples, bins))

@@ -68,7 +68,7 @@ class _OnlyWithExamples:
     """
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_collect_file(self, file_path: Path):
+    def pytest_collect_file(self, file_path):
         collectors = yield
         if file_path.suffix == ".py" and ">>> " not in file_path.read_text("utf-8"):
             return [
@@ -78,7 +78,7 @@ class _OnlyWithExamples:
 
 
 @pytest.fixture(autouse=True)
-def _json_meets_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+def _json_meets_the_schema(monkeypatch):
     """Hold what any test's command prints as JSON against docs/schema.json."""
     if importlib.util.find_spec("jsonschema") is None:  # with the lowest declared versions
         return
@@ -87,7 +87,7 @@ def _json_meets_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
 
     printed = display.print_json
 
-    def print_json(found: dict) -> None:
+    def print_json(found):
         if found["command"]:
             validate(found)
         printed(found)
@@ -95,5 +95,5 @@ def _json_meets_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display, "print_json", print_json)
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     config.pluginmanager.register(_OnlyWithExamples())

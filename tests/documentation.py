@@ -39,19 +39,19 @@ class Block:
     line: int
 
     @property
-    def slow(self) -> bool:
+    def slow(self):
         return "slow" in self.note.split()
 
     @property
-    def is_example(self) -> bool:
+    def is_example(self):
         return "example" in self.note.split()
 
     @property
-    def needs(self) -> list[str]:
+    def needs(self):
         return self.note.split("needs:")[1].split() if "needs:" in self.note else []
 
 
-def blocks(page: Path) -> list[Block]:
+def blocks(page):
     """The fenced blocks of a page, in order."""
     text = (ROOT / page).read_text()
     return [
@@ -60,14 +60,14 @@ def blocks(page: Path) -> list[Block]:
     ]
 
 
-def commands(block: Block) -> list[tuple[list[str], str]]:
+def commands(block):
     """(arguments, shown output) of the ``mfopt`` lines of a shell block.
 
     With a prompt, what follows a line is its output; without one, every line is a command.
     """
     text = block.code.replace("\\\n", " ")
     prompted = any(line.startswith("$ ") for line in text.splitlines())
-    lines: list[tuple[str, list[str]]] = []
+    lines = []
     for line in text.splitlines():
         if line.startswith("$ ") or (not prompted and line.strip()):
             lines.append((line.removeprefix("$ "), []))
@@ -83,6 +83,6 @@ def commands(block: Block) -> list[tuple[list[str], str]]:
     return result
 
 
-def words(text: str) -> list[str]:
+def words(text):
     """The words of an output, without numbers, rules and spaces."""
     return re.findall(r"[^\W\d_]{3,}", _NUMBER.sub(" ", text))

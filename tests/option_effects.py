@@ -34,13 +34,13 @@ class Outcome:
     files: tuple[tuple[str, str], ...]
 
     @property
-    def refused(self) -> bool:
+    def refused(self):
         """Whether usage was refused, in a line: click's own have others around it."""
         lines = [line for line in self.errors.splitlines() if "error: " in line.lower()]
         return self.code == 2 and len(lines) == 1
 
 
-def run(words: list[str], inputs: Path) -> Outcome:
+def run(words, inputs):
     """A command's outcome in a new folder that holds the files of ``inputs``."""
     previous_folder, folder = Path.cwd(), Path(tempfile.mkdtemp())
     shutil.copytree(inputs, folder, dirs_exist_ok=True)
@@ -66,30 +66,30 @@ def run(words: list[str], inputs: Path) -> Outcome:
     )
 
 
-def _content(path: Path) -> str:
+def _content(path):
     """A digest, of files whose bytes say no time."""
     if path.suffix in (".csv", ".txt", ".toml"):
         return hashlib.sha256(TIMES.sub("", path.read_text()).encode()).hexdigest()
     return ""
 
 
-def name_of(param: click.Parameter) -> str:
+def name_of(param):
     """The main name of an option."""
     return next(name for name in param.opts if name.startswith("--"))
 
 
-def replaced(base: list[str], words: list[str]) -> list[str]:
+def replaced(base, words):
     """``base`` with ``words`` for what it says of the same options; ``!--x``: without that one."""
     names = {_option(word.removeprefix("!")) for word in words}
     kept = [word for word in base if _option(word) not in names]
     return [*kept, *(word for word in words if not word.startswith("!"))]
 
 
-def _option(word: str) -> str:
+def _option(word):
     return word.split("=")[0].replace("--no-", "--") if word.startswith("--") else word
 
 
-def values(param: click.Option) -> list[str]:
+def values(param):
     """Words that give an option some value of its type."""
     name, kind = name_of(param), param.type
     if param.is_flag:

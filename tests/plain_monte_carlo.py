@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,6 @@ import numpy as np
 
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import chunked
-from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 
 
@@ -29,28 +28,28 @@ class Estimate(NamedTuple):
 
 @float64
 def delta(
-    pair: DominatingPair,
-    noise_multiplier: float,
-    epsilon: float,
+    pair,
+    noise_multiplier,
+    epsilon,
     *,
-    direction: str = "remove",
-    samples: int = 2**17,
-    seed: int | None = None,
-) -> Estimate:
+    direction="remove",
+    samples=2**17,
+    seed=None,
+):
     """H_{e^ε}(P, Q) ("remove") or H_{e^ε}(Q, P) ("add") by sampling from P or from Q."""
     scaled, key = KeptBins(*pair).scaled(noise_multiplier), chunked.seed_key(seed)
     sums, used = chunked.total(_KERNELS[direction], key, samples, pair.bins, scaled, epsilon)
     return from_sums(sums[0], sums[1], used)
 
 
-def from_sums(first: float, second: float, samples: int) -> Estimate:
+def from_sums(first, second, samples):
     """Mean and standard error from the sums of f and f² over iid samples."""
     mean = float(first) / samples
     variance = max(float(second) / samples - mean**2, 0.0) * samples / max(samples - 1, 1)
     return Estimate(mean, float(np.sqrt(variance / samples)), samples)
 
 
-def _remove(key: jax.Array, size: int, known: KeptBins, epsilon: float) -> tuple[jax.Array, ...]:
+def _remove(key, size, known, epsilon):
     mode_key, noise_key = jax.random.split(key)
     mode = jax.random.randint(mode_key, (size,), 0, known.bins)
     noise = known.noise(jax.random.normal(noise_key, (size, known.bins)))
@@ -59,7 +58,7 @@ def _remove(key: jax.Array, size: int, known: KeptBins, epsilon: float) -> tuple
     return jnp.sum(value), jnp.sum(value**2)
 
 
-def _add(key: jax.Array, size: int, known: KeptBins, epsilon: float) -> tuple[jax.Array, ...]:
+def _add(key, size, known, epsilon):
     loss = known.log_ratio(known.noise(jax.random.normal(key, (size, known.bins))))
     value = jnp.maximum(-jnp.expm1(epsilon + loss), 0)
     return jnp.sum(value), jnp.sum(value**2)
@@ -68,21 +67,21 @@ def _add(key: jax.Array, size: int, known: KeptBins, epsilon: float) -> tuple[ja
 _KERNELS = {"remove": _remove, "add": _add}
 
 
-def log_sums(exponents: np.ndarray) -> np.ndarray:
+def log_sums(exponents):
     """log Σ_j e^x_j of each row; scipy's takes twice as long."""
     top = exponents.max(axis=1, keepdims=True)
     return np.log(np.exp(exponents - top).sum(axis=1)) + top[:, 0]
 
 
 def mixture(
-    modes: Any,
-    sigma: float,
-    epsilon: float,
+    modes,
+    sigma,
+    epsilon,
     *,
-    chances: Any = None,
-    samples: int = 200_000,
-    seed: int = 0,
-) -> dict[str, tuple[float, float]]:
+    chances=None,
+    samples=200_000,
+    seed=0,
+):
     """{direction: (H, its standard error)} in n dimensions, straight from the definition.
 
     Args:
@@ -95,7 +94,7 @@ def mixture(
     rng, modes = np.random.default_rng(seed), np.asarray(modes) / sigma
     chances = np.full(len(modes), 1 / len(modes)) if chances is None else chances
     constants = np.log(chances) - np.sum(modes**2, axis=1) / 2
-    values: dict[str, list[np.ndarray]] = {"remove": [], "add": []}
+    values = {"remove": [], "add": []}
     for size in np.diff([*range(0, samples, 20_000), samples]):
         noise = rng.normal(size=(size, modes.shape[1]))
         moved = noise + modes[rng.choice(len(modes), size, p=chances)]
@@ -106,7 +105,7 @@ def mixture(
     return {d: (float(v.mean()), float(v.std()) / math.sqrt(v.size)) for d, v in whole.items()}
 
 
-def two_modes(gram: np.ndarray, sigma: float, epsilon: float) -> dict[str, float]:
+def two_modes(gram, sigma, epsilon):
     """{direction: H} of two modes with this Gram matrix, by quadrature in the plane."""
     z = np.linspace(-9, 10, 2001)
     weight = np.exp(-(z**2) / 2)

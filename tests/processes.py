@@ -4,10 +4,9 @@ import os
 import socket
 import subprocess
 import sys
-from typing import Any
 
 
-def with_devices(count: int) -> dict[str, str]:
+def with_devices(count):
     """This process's environment, for one whose CPU looks like so many devices to JAX."""
     flags = os.environ.get("XLA_FLAGS", "")
     return {
@@ -17,28 +16,27 @@ def with_devices(count: int) -> dict[str, str]:
     }
 
 
-def free_port() -> int:
+def free_port():
     """A port that nobody listens on at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+        return probe.getsockname()[1]
 
 
-def start(*words: Any, **options: Any) -> subprocess.Popen[str]:
+def start(*words, **options):
     """Python with these words, its output kept; ``options`` as for ``Popen``."""
-    kept: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    kept = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, *map(str, words)], **kept | options)
 
 
-def ended(*words: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+def ended(*words, **options):
     """Python with these words, once it has ended in whatever way."""
     child = start(*words, **options)
     output, errors = child.communicate()
     return subprocess.CompletedProcess(words, child.returncode, output, errors)
 
 
-def finish(*children: subprocess.Popen[str]) -> list[str]:
+def finish(*children):
     """What each printed, once all have ended well; none is left behind."""
     try:
         ended = [child.communicate(timeout=900) for child in children]
@@ -50,6 +48,6 @@ def finish(*children: subprocess.Popen[str]) -> list[str]:
     return [printed for printed, _ in ended]
 
 
-def python(*words: Any, **options: Any) -> str:
+def python(*words, **options):
     """What Python with these words printed, once it has ended well."""
     return finish(start(*words, **options))[0]

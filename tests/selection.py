@@ -1,12 +1,9 @@
 """Which cases of one statement the check makes, and which wait for a release."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 
 
-def before_release(cases: Sequence[Any], *kept: int) -> list[Any]:
+def before_release(cases, *kept):
     """``cases`` for ``parametrize``: all but those at the indices ``kept`` are of a release."""
     return [
         case

@@ -1,7 +1,5 @@
 """Groups under balls-in-bins: values with a proven ceiling, against oracles and exact limits."""
 
-from __future__ import annotations
-
 import math
 
 import bin_counts
@@ -27,7 +25,7 @@ PAIR = CountPair(8, 3, 4.0)
 
 
 @float64
-def test_the_loss_is_the_coefficient_of_the_polynomial() -> None:
+def test_the_loss_is_the_coefficient_of_the_polynomial():
     a = 0.8 * np.random.default_rng(1).standard_normal((20, 8))
     base = jnp.asarray(count_mixture._base(PAIR, 2.5)[0])
     state = jnp.eye(4)[:, :1] * jnp.ones(20), jnp.zeros(20)
@@ -38,7 +36,7 @@ def test_the_loss_is_the_coefficient_of_the_polynomial() -> None:
     np.testing.assert_allclose(mine, oracle, rtol=1e-12, atol=1e-12)
 
 
-def test_the_chance_of_a_total_lies_below_its_bound() -> None:
+def test_the_chance_of_a_total_lies_below_its_bound():
     """(4): q <= e^-s I0(s), with q = R/(c Π F) from the exact coefficient."""
     rng = np.random.default_rng(2)
     base, root = count_mixture._base(PAIR, 1.3)
@@ -54,7 +52,7 @@ def test_the_chance_of_a_total_lies_below_its_bound() -> None:
         assert not np.all(log_q <= bound - 0.5)  # and it says something
 
 
-def test_draws_within_a_cell_follow_its_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_within_a_cell_follow_its_law(monkeypatch):
     monkeypatch.setattr(count_mixture, "CELLS", 4)  # so wide that where one draws in them counts
     point = Point(1.5, 2.0)  # of no other test: tables are kept
     exact = bin_counts.estimate(8, 3, 4.0 / 1.5**2, 2.0, direction="remove", seed=3)
@@ -67,7 +65,7 @@ def test_draws_within_a_cell_follow_its_law(monkeypatch: pytest.MonkeyPatch) -> 
     assert abs(pilot.log_mean - math.log(exact.value)) < 4 * error
 
 
-def test_counts_that_weigh_more_than_floats_hold_have_a_ceiling() -> None:
+def test_counts_that_weigh_more_than_floats_hold_have_a_ceiling():
     """Many units in few bins, and some in one bin under little noise."""
     for pair, position in [
         (CountPair(512, 8, 2.2), Point(0.2, 48.0)),
@@ -80,13 +78,13 @@ def test_counts_that_weigh_more_than_floats_hold_have_a_ceiling() -> None:
     assert actual == pytest.approx(300 * math.log(8) - math.lgamma(301), rel=1e-12)
 
 
-def test_fewer_samples_are_drawn_where_each_takes_long() -> None:
+def test_fewer_samples_are_drawn_where_each_takes_long():
     easy, hard = (group.CountLoss(CountPair(bins, 4, 1.0)) for bins in (64, 1024))
     assert easy.least_samples == 2**13 and hard.least_samples == 2**11
     assert hard.affordable(64) == 256  # and no fewer
 
 
-def plane(pair: CountPair, sigma: float, epsilon: float) -> tuple[float, float]:
+def plane(pair, sigma, epsilon):
     """(H(P, Q), H(Q, P)) of two bins by sums over a fine grid of z."""
     z, cell = np.linspace(-9, 9 + 3 * pair.group_size, 401, retstep=True)
     abscissa, two = np.meshgrid(z, z, indexing="ij")
@@ -110,9 +108,7 @@ def plane(pair: CountPair, sigma: float, epsilon: float) -> tuple[float, float]:
         0,
     ),
 )
-def test_two_bins_by_quadrature(
-    pair: CountPair, limit: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_bins_by_quadrature(pair, limit, monkeypatch):
     """Every part of the bound against a number: what is sampled, left out, and both directions."""
     sigma, epsilon = 1.5, 0.8
     exact = dict(zip(("remove", "add"), plane(pair, sigma, epsilon), strict=True))
@@ -135,7 +131,7 @@ def test_two_bins_by_quadrature(
         assert truth <= bound.value
 
 
-def test_groups_whose_pilots_take_long_are_bounded_without_samples(monkeypatch) -> None:
+def test_groups_whose_pilots_take_long_are_bounded_without_samples(monkeypatch):
     costly, short_run, small = (
         Mechanism(BallsInBins(bins, 1), group_size=2) for bins in (6554, 6553, 300)
     )
@@ -145,7 +141,7 @@ def test_groups_whose_pilots_take_long_are_bounded_without_samples(monkeypatch) 
     assert account(small, noise_multiplier=4.0, delta=1e-6).status == "bound"
 
 
-def test_overlaps_that_do_not_fit_are_refused_before_they_are_made() -> None:
+def test_overlaps_that_do_not_fit_are_refused_before_they_are_made():
     mechanism = Mechanism(BallsInBins(10**6, 1), BandedToeplitz(np.array([1.0, 0.5])), 2)
     for question in (
         balls_in_bins.whole_profile,
@@ -156,7 +152,7 @@ def test_overlaps_that_do_not_fit_are_refused_before_they_are_made() -> None:
 
 
 @pytest.mark.release
-def test_groups_of_independent_noise_are_near_the_exact_mixture() -> None:
+def test_groups_of_independent_noise_are_near_the_exact_mixture():
     """σ for (ε, δ): above the exact mixture's, and near it, where the profile's bound is not."""
     guarantee = account(
         Mechanism(BallsInBins(8, 4), Identity(), group_size=3),
@@ -178,7 +174,7 @@ def test_groups_of_independent_noise_are_near_the_exact_mixture() -> None:
 
 
 @pytest.mark.release
-def test_a_moment_below_the_smallest_float_is_a_moment() -> None:
+def test_a_moment_below_the_smallest_float_is_a_moment():
     pair = CountPair(4, 8, 1.0)
     for lowest in (0.5, 3.0, 1e3):
         actual = count_mixture._lower_tail(pair, np.array([0.0, 1.0]), np.array([0.0, lowest]))

@@ -26,7 +26,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @pytest.mark.parametrize("step", [0.5, 5.0])
-def test_what_floats_cannot_carry_is_an_infinite_loss(step) -> None:
+def test_what_floats_cannot_carry_is_an_infinite_loss(step):
     # at losses near -660 atoms hold a hundredth of Q, and of P less than a float can
     pair = ReplacementRound.replaced_in_fixed_batch(0.5)
     actual = pair.discretize(0.055, step, Resolution(0.05, -60.0))

@@ -6,9 +6,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,12 +18,12 @@ FOLDER = Path(__file__).parents[1] / "artifacts"
 DOCS = FOLDER.parent / "docs"
 
 
-def rows(name: str, folder: Path = FOLDER) -> list[dict[str, str]]:
+def rows(name, folder=FOLDER):
     with (folder / name).open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
-def said(number: Any, places: int = 2) -> str:
+def said(number, places=2):
     return f"{number:,.{places}f}"
 
 
@@ -57,7 +55,7 @@ RESULTS = [page for page in PAGES if page.stem not in {"advisories", "file-forma
 _FILES = {path.stem: path for suffix in ("json", "csv") for path in FOLDER.rglob(f"*.{suffix}")}
 
 
-def blocks(text: str) -> Iterator[tuple[str, str]]:
+def blocks(text):
     """Blocks of a page, each with the words that name its artifacts."""
     above = ""
     text = _KEYED_TABLE.sub("", text)
@@ -69,7 +67,7 @@ def blocks(text: str) -> Iterator[tuple[str, str]]:
             yield block, above + block if is_row else block
 
 
-def inside(value: Any) -> Iterator[float]:
+def inside(value):
     """All numbers of a JSON value, those in its words too, and the lengths of its lists."""
     if isinstance(value, dict):
         yield from inside([*value.items()])
@@ -83,9 +81,9 @@ def inside(value: Any) -> Iterator[float]:
         yield value
 
 
-def seed_means(rows: list[dict[str, Any]]) -> Iterator[float]:
+def seed_means(rows):
     """Means over the rows that differ in nothing but the seed and what was measured."""
-    arms: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    arms = {}
     for row in rows:
         words = (value for key, value in row.items() if isinstance(value, str) or key == "epsilon")
         arms.setdefault(tuple(words), []).append(row)
@@ -97,7 +95,7 @@ def seed_means(rows: list[dict[str, Any]]) -> Iterator[float]:
 
 
 @functools.cache
-def numbers_of(path: Path) -> np.ndarray:
+def numbers_of(path):
     """Every number of an artifact, in percent, as a difference in percent, and in minutes."""
     if path.suffix == ".json":
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -111,7 +109,7 @@ def numbers_of(path: Path) -> np.ndarray:
     return np.concatenate([numbers, *percent, numbers / 60])  # seconds in minutes
 
 
-def unfounded(text: str) -> Iterator[tuple[str, set[str]]]:
+def unfounded(text):
     """Blocks of a page with the numbers that none of their artifacts has."""
     for block, words in blocks(text):
         keywords = " ".join(map("".join, _NAMED.findall(words))).split()
@@ -132,7 +130,7 @@ def unfounded(text: str) -> Iterator[tuple[str, set[str]]]:
 
 
 @pytest.mark.parametrize("page", RESULTS, ids=str)
-def test_numbers_of_results_are_those_of_their_artifacts(page: Path) -> None:
+def test_numbers_of_results_are_those_of_their_artifacts(page):
     is_generated = page.stem in GENERATED
     text = (ROOT / page).read_text("utf-8")
     assert not [
@@ -142,9 +140,7 @@ def test_numbers_of_results_are_those_of_their_artifacts(page: Path) -> None:
     ]
 
 
-def test_a_changed_study_with_an_unchanged_page_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_study_with_an_unchanged_page_is_seen(tmp_path, monkeypatch):
     page = (DOCS / "papers/findings-training.md").read_text("utf-8")
     changed = tmp_path / "studies" / "lora.json"
     changed.parent.mkdir()
@@ -157,7 +153,7 @@ def test_a_changed_study_with_an_unchanged_page_is_seen(
 _FAMILIES = {family.label: name for name, family in FAMILIES.items()}
 
 
-def keyed_numbers(text: str) -> Iterator[tuple[str, str, dict[str, str], str]]:
+def keyed_numbers(text):
     """Each keyed number of a page, with file, the row's key, and column."""
     for number, name, words, column in _KEYED.findall(text):
         yield number, name, dict(word.split("=", 1) for word in words.split()), column
@@ -175,7 +171,7 @@ def keyed_numbers(text: str) -> Iterator[tuple[str, str, dict[str, str], str]]:
                 yield line[index], name, key, column
 
 
-def differing(text: str, folder: Path = FOLDER) -> list[tuple[str, str]]:
+def differing(text, folder=FOLDER):
     """Keyed numbers of a page that are not the artifact's, with what the artifact has."""
     wrong = []
     for number, name, key, column in keyed_numbers(text):
@@ -190,22 +186,22 @@ def differing(text: str, folder: Path = FOLDER) -> list[tuple[str, str]]:
     return wrong
 
 
-def _same(value: str, key: str) -> bool:
+def _same(value, key):
     with contextlib.suppress(ValueError):
         return float(value) == float(key)
     return value == key
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
-def test_keyed_numbers_are_those_of_the_artifacts(page: Path) -> None:
+def test_keyed_numbers_are_those_of_the_artifacts(page):
     assert not differing((ROOT / page).read_text("utf-8"))
 
 
-def test_the_readme_compares_by_keyed_numbers() -> None:
+def test_the_readme_compares_by_keyed_numbers():
     assert len([*keyed_numbers((ROOT / "README.md").read_text("utf-8"))]) >= 20
 
 
-def test_a_changed_artifact_with_an_unchanged_page_is_seen(tmp_path: Path) -> None:
+def test_a_changed_artifact_with_an_unchanged_page_is_seen(tmp_path):
     name, text = "tables/field-16x128.csv", (ROOT / "README.md").read_text("utf-8")
     (tmp_path / "tables").mkdir()
     (rmse,) = (

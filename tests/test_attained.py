@@ -1,7 +1,5 @@
 """Lower ends of bounds: attacks against quadrature and exact profiles; answers have them."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -24,7 +22,6 @@ from mfopt.accounting.monte_carlo import chunked
 from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.monte_carlo.sampled import OneUnit
-from mfopt.guarantee import Guarantee
 from mfopt.sampling import (
     BallsInBins,
     BMinSep,
@@ -43,9 +40,7 @@ FIXED = FixedBatch(batch_size=50, population=1000, iterations=1)
 POISSON = Poisson(probability=0.05, iterations=1)
 
 
-def divergences(
-    law: np.ndarray, shifts: tuple[float, float], sigma: float, epsilon: float
-) -> float:
+def divergences(law, shifts, sigma, epsilon):
     """max of both directions of E_j N(j·a) against E_j N(j·b), by sums over a fine grid."""
     x = np.linspace(-20, 20, 40001) * sigma
     top, bottom = (
@@ -66,7 +61,7 @@ def divergences(
         (POISSON, "replace", ((1, -1),)),
     ],
 )
-def test_attacks_of_groups_are_what_their_data_sets_attain(scheme, adjacency, pairs) -> None:
+def test_attacks_of_groups_are_what_their_data_sets_attain(scheme, adjacency, pairs):
     sigma, epsilon, size = 1.2, 0.5, 3
     law = stats.binom(size, 0.05) if scheme is POISSON else stats.hypergeom(1000, size, 50)
     law = law.pmf(np.arange(size + 1))
@@ -82,7 +77,7 @@ def test_attacks_of_groups_are_what_their_data_sets_attain(scheme, adjacency, pa
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 4.0, 30.0])
-def test_attacks_on_bins_lie_below_the_exact_profile(epsilon: float) -> None:
+def test_attacks_on_bins_lie_below_the_exact_profile(epsilon):
     mechanism, sigma = Mechanism(BallsInBins(8, 4)), 0.5
     exact = AllocationProfile(8, 4 / sigma**2).log_delta(epsilon, "remove")
     below = attained.attacks(mechanism)(sigma).log_delta_below(epsilon)
@@ -92,7 +87,7 @@ def test_attacks_on_bins_lie_below_the_exact_profile(epsilon: float) -> None:
         assert attained.attacks(mechanism)(sigma / 1.05).log_delta_below(epsilon) > exact
 
 
-def test_epsilon_and_delta_of_an_attack_agree() -> None:
+def test_epsilon_and_delta_of_an_attack_agree():
     attack = attained.attacks(Mechanism(BallsInBins(8, 4), group_size=2))(0.5)
     for epsilon in (5.0, 40.0):
         delta = math.exp(attack.log_delta_below(epsilon))
@@ -101,7 +96,7 @@ def test_epsilon_and_delta_of_an_attack_agree() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_attacks_on_separated_steps_lie_below_the_mixture(size: int) -> None:
+def test_attacks_on_separated_steps_lie_below_the_mixture(size):
     scheme = BMinSep(4, 2, 2)
     n, units, sigma, epsilon = 8, 100_000, 2.0, 0.3
     draw, flags = scheme.draws(units, seed=3), np.zeros((units, n))
@@ -131,7 +126,7 @@ def test_attacks_on_separated_steps_lie_below_the_mixture(size: int) -> None:
     ],
     ids=lambda value: getattr(value, "sampling", value) and type(value).__name__,
 )
-def test_every_bound_has_a_lower_end(mechanism: Mechanism, gap: float) -> None:
+def test_every_bound_has_a_lower_end(mechanism, gap):
     sigma = 1.5 * mechanism.group_size
     guarantee = account(mechanism, noise_multiplier=sigma, delta=1e-5)
     below, above = guarantee.lower_bound, guarantee.epsilon
@@ -144,7 +139,7 @@ def test_every_bound_has_a_lower_end(mechanism: Mechanism, gap: float) -> None:
 
 
 @pytest.mark.ci
-def test_certified_answers_have_lower_ends_within_one_percent() -> None:
+def test_certified_answers_have_lower_ends_within_one_percent():
     mechanism = Mechanism(BallsInBins(8, 4), Dense(np.diag(np.linspace(0.2, 1.0, 32))))
     for statement in ({"noise_multiplier": 1.0}, {"epsilon": 2.0}):
         guarantee = account(mechanism, delta=1e-5, seed=1, **statement)
@@ -154,7 +149,7 @@ def test_certified_answers_have_lower_ends_within_one_percent() -> None:
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
-def test_samples_show_nearly_the_exact_divergence_and_no_more(epsilon: float) -> None:
+def test_samples_show_nearly_the_exact_divergence_and_no_more(epsilon):
     model = OneUnit(law(BallsInBins(8, 4)).loss(Identity()))
     exact = AllocationProfile(8, 4 / 1.5**2).log_delta(epsilon, "remove")
     for seed in range(8):
@@ -164,14 +159,14 @@ def test_samples_show_nearly_the_exact_divergence_and_no_more(epsilon: float) ->
     assert model.log_below(1.5, epsilon, trial, enough=exact + 0.1) == -math.inf
 
 
-def test_attacks_on_reassigned_bins_lie_below_the_composed_profile() -> None:
+def test_attacks_on_reassigned_bins_lie_below_the_composed_profile():
     exact = RoundsProfile(BinAssignment(8), 4, 0.7).log_delta(0.5, "remove")
     attack = attained.attacks(Mechanism(FreshBins(8, 4)))
     assert exact - 1.5 < attack(0.7).log_delta_below(0.5) <= exact
     assert attack(0.35).log_delta_below(0.5) > exact  # a control
 
 
-def test_batches_that_are_always_full_are_attacked_where_columns_are_long() -> None:
+def test_batches_that_are_always_full_are_attacked_where_columns_are_long():
     scheme = TruncatedPoisson(0.9, batch_size=3, population=200, iterations=4)
     assert scheme.full == 1
     once = Mechanism(dataclasses.replace(scheme, iterations=1))
@@ -184,7 +179,7 @@ def test_batches_that_are_always_full_are_attacked_where_columns_are_long() -> N
 
 
 @pytest.mark.ci
-def test_large_groups_in_bins_are_answered_without_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_groups_in_bins_are_answered_without_samples(monkeypatch):
     large = Mechanism(BallsInBins(8, 1), group_size=64)
     guarantee = account(large, noise_multiplier=40.0, delta=1e-6)
     assert guarantee.status == "bound" and len(guarantee.details["least_of"]) == 2
@@ -196,7 +191,7 @@ def test_large_groups_in_bins_are_answered_without_samples(monkeypatch: pytest.M
         account(large, noise_multiplier=40.0, delta=1e-6)
 
 
-def test_a_sensitivity_from_below_is_that_of_some_data() -> None:
+def test_a_sensitivity_from_below_is_that_of_some_data():
     matrix = np.tril(np.random.default_rng(1).normal(size=(7, 7))) + np.eye(7)
     scheme = MinSeparation(7, 2, 3)
     best = max(
@@ -210,8 +205,8 @@ def test_a_sensitivity_from_below_is_that_of_some_data() -> None:
     assert 0.8 * best < below <= best
 
 
-def test_phases_have_the_lower_end_of_their_composition() -> None:
-    def two(*, sigma: float, **question: float) -> Guarantee:
+def test_phases_have_the_lower_end_of_their_composition():
+    def two(*, sigma, **question):
         sampled = phases.Phase(Mechanism(Poisson(0.02, 100)), sigma)
         return phases.compose(
             [sampled, phases.Phase(Mechanism(Poisson(0.02, 60)), sigma)], **question
@@ -231,7 +226,7 @@ def test_phases_have_the_lower_end_of_their_composition() -> None:
 
 
 @pytest.mark.parametrize("question", ["--eps 2 --delta 1e-5", "--noise-multiplier 1 --delta 1e-5"])
-def test_fedavg_shows_what_its_sampled_release_attains(question, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_fedavg_shows_what_its_sampled_release_attains(question, capsys):
     shape = ["--probability", "0.01", "--iters", "100", "--json"]
     main(["account", "fedavg", *shape, *question.split()])
     printed = json.loads(capsys.readouterr().out)

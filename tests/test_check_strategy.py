@@ -59,7 +59,7 @@ class WrongNoise(Healthy):
 
 
 @choice.recursion.register
-def _(strategy: WrongNoise, n: int, past: str) -> Ring:
+def _(strategy: WrongNoise, n: int, past: str):
     return Ring(np.array([[1.0, float(strategy.level)]]), feedback=True)  # a sign is wrong
 
 

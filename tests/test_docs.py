@@ -1,7 +1,5 @@
 """The pages are true: their blocks run in order, and they name every command."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import re
@@ -26,9 +24,9 @@ LONGEST_README = 9000
 MOST_WORDS = 1500  # of a page
 
 
-def parse(arguments: list[str]) -> None:
+def parse(arguments):
     """Raise unless the command and every option of ``arguments`` exist."""
-    command: click.Command = cli
+    command = cli
     context = click.Context(cli, info_name="mfopt")
     words = list(arguments)
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
@@ -44,7 +42,7 @@ def parse(arguments: list[str]) -> None:
             assert name in reference, f"mfopt {' '.join(arguments)}: {name}"
 
 
-def run(block: Block, names: dict, page: str) -> None:
+def run(block, names, page):
     if block.language == "python":
         code = compile("\n" * block.line + block.code, page, "exec")
         if not block.is_example:
@@ -61,7 +59,7 @@ def run(block: Block, names: dict, page: str) -> None:
             assert not missing, f"{label}: not in the output: {sorted(missing)}\n{done.output}"
 
 
-SEARCHED: dict[str, object] = {}
+SEARCHED = {}
 
 
 def searched(scheme, question, progress):
@@ -75,7 +73,7 @@ def searched(scheme, question, progress):
     return SEARCHED[question_text]
 
 
-def run_page(page, tmp_path, monkeypatch, *, slow: bool) -> None:
+def run_page(page, tmp_path, monkeypatch, *, slow):
     monkeypatch.chdir(tmp_path)
     module = types.ModuleType("page")  # classes of the page look up the module they are in
     monkeypatch.setitem(sys.modules, "page", module)

@@ -16,7 +16,7 @@ SCHEME = FixedOrder(bins=8, epochs=3)
 N = SCHEME.iterations
 
 
-def scored(matrix: np.ndarray) -> float:
+def scored(matrix):
     """Sensitivity · RMSE of a dense C, both computed here from the matrix alone."""
     matrix = np.asarray(matrix, np.float64)
     products = np.abs(matrix.T @ matrix)
@@ -27,7 +27,7 @@ def scored(matrix: np.ndarray) -> float:
 
 
 @pytest.mark.ci
-def test_dense_multi_epoch_optimum() -> None:
+def test_dense_multi_epoch_optimum():
     from jax_privacy.matrix_factorization import dense
 
     with jax.enable_x64(True):

@@ -33,7 +33,6 @@ from mfopt.experiments.mechanisms import (
 )
 from mfopt.experiments.runner import run_all
 from mfopt.optimize.optimizers import Trace
-from mfopt.progress import Progress
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import SquareRoot
 from mfopt.workloads import Momentum
@@ -53,16 +52,16 @@ SETTING = Comparison(BINS, EPOCHS, (1.0, 8.0), 1e-5, FAMILIES, (1, 4), samples=2
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
+def cache(tmp_path_factory):
     return Cache(tmp_path_factory.mktemp("cells"))
 
 
 @pytest.fixture(scope="module")
-def sizes(cache: Cache) -> dict:
+def sizes(cache):
     return comparison.every_size(SETTING, cache, jobs=1)
 
 
-def test_key_depends_on_every_setting_that_is_no_default() -> None:
+def test_key_depends_on_every_setting_that_is_no_default():
     goal = Goal(BINS, EPOCHS, 1.0, 1e-5)
     a = SigmaCell(FixedCell("sqrt"), goal)
     assert a.key == SigmaCell(FixedCell("sqrt", bands=1), goal).key
@@ -81,7 +80,7 @@ def test_key_depends_on_every_setting_that_is_no_default() -> None:
     assert SigmaCell(FixedCell("identity"), plain, 64) == SigmaCell(FixedCell("identity"), plain)
 
 
-def test_a_sigma_that_no_samples_give_is_that_of_the_account_without_any(monkeypatch) -> None:
+def test_a_sigma_that_no_samples_give_is_that_of_the_account_without_any(monkeypatch):
     monkeypatch.setattr(mechanisms, "calibrate", Mock(side_effect=FailureError))
     cell = SigmaCell(FixedCell("sqrt"), Goal(BINS, EPOCHS, 2.0, 1e-5))
     mechanism = Mechanism(cell.goal.bin_scheme(), SquareRoot())
@@ -90,7 +89,7 @@ def test_a_sigma_that_no_samples_give_is_that_of_the_account_without_any(monkeyp
     assert (record["status"], record["noise_multiplier"]) == ("bound", stated.noise_multiplier)
 
 
-def test_cache_round_trip_and_damage(tmp_path) -> None:
+def test_cache_round_trip_and_damage(tmp_path):
     store, cell = Cache(tmp_path), FixedCell("sqrt")
     assert store.load(cell) is None
     store.store(cell, Result({"x": 0.1}, {"C/a": np.arange(3.0)}))
@@ -105,10 +104,10 @@ def test_cache_round_trip_and_damage(tmp_path) -> None:
         Cache(store.path(cell) / "below-a-file")
 
 
-def test_sweep_resumes_and_reports_progress(cache: Cache, sizes: dict) -> None:
-    recorded: list[tuple[int, int]] = []
+def test_sweep_resumes_and_reports_progress(cache, sizes):
+    recorded = []
 
-    def progress(event: Progress) -> None:
+    def progress(event):
         recorded.append((event.done, event.total))
 
     comparison.every_size(SETTING, cache, jobs=1, progress=progress)
@@ -121,7 +120,7 @@ def test_sweep_resumes_and_reports_progress(cache: Cache, sizes: dict) -> None:
     assert repeated == sizes
 
 
-def test_as_many_processes_as_have_room(tmp_path, monkeypatch) -> None:
+def test_as_many_processes_as_have_room(tmp_path, monkeypatch):
     setting = Comparison(128, 16, (2.0,), include=("dense", "sqrt"))
     memory_of_one = families.memory(setting)
     assert (
@@ -129,14 +128,14 @@ def test_as_many_processes_as_have_room(tmp_path, monkeypatch) -> None:
         == families.find("dense").memory(setting)
         > families.find("sqrt").memory(setting)
     )
-    requests: list[int] = []
+    requests = []
     monkeypatch.setattr(
         comparison, "run_all", lambda *_, jobs, **__: requests.append(jobs) or [][0]
     )
     monkeypatch.setattr(runner.os, "cpu_count", lambda: 64)
     store = Cache(tmp_path)
 
-    def jobs_with(free: float, jobs: int | None = None) -> int:
+    def jobs_with(free, jobs=None):
         monkeypatch.setattr(_sizes, "usable_memory", lambda: free * memory_of_one)
         with pytest.raises(IndexError):
             comparison.every_size(setting, store, jobs=jobs)
@@ -152,7 +151,7 @@ def test_as_many_processes_as_have_room(tmp_path, monkeypatch) -> None:
     assert jobs_with(1.5, jobs=9) == 9  # nothing is left to compute
 
 
-def test_a_failing_cell_raises_and_keeps_the_finished(tmp_path) -> None:
+def test_a_failing_cell_raises_and_keeps_the_finished(tmp_path):
     store = Cache(tmp_path)
     good = FixedCell("sqrt")
     bad = SigmaCell(good, Goal(BINS, EPOCHS, 1.0, 1e-5, "poisson"))  # not analysed
@@ -163,7 +162,7 @@ def test_a_failing_cell_raises_and_keeps_the_finished(tmp_path) -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", ["amplified", "unamplified"])
-def test_an_interrupted_cell_is_never_kept(kind: str, tmp_path, monkeypatch) -> None:
+def test_an_interrupted_cell_is_never_kept(kind, tmp_path, monkeypatch):
     """An optimizer that is stopped early has a C to give; the table must not take it."""
     cell = {
         "amplified": AmplifiedCell(Goal(BINS, EPOCHS, 1.0, 1e-5), "blt", buffers=2),
@@ -171,7 +170,7 @@ def test_an_interrupted_cell_is_never_kept(kind: str, tmp_path, monkeypatch) -> 
     }[kind]
     record, calls = Trace.record, []
 
-    def interrupt(trace: Trace, *arguments) -> None:
+    def interrupt(trace, *arguments):
         record(trace, *arguments)
         calls.append(trace)
         if len(calls) == 3:
@@ -187,26 +186,26 @@ def test_an_interrupted_cell_is_never_kept(kind: str, tmp_path, monkeypatch) -> 
     assert store.has(cell)
 
 
-def test_the_address_of_a_result_follows_the_code(monkeypatch) -> None:
+def test_the_address_of_a_result_follows_the_code(monkeypatch):
     cell = FixedCell("sqrt")
     key = cell.key
     monkeypatch.setattr(cache_module, "code_digest", lambda *_: "another")
     assert cell.key != key
 
 
-def test_balls_in_bins_never_loses_to_unamplified_at_the_same_c(sizes: dict) -> None:
+def test_balls_in_bins_never_loses_to_unamplified_at_the_same_c(sizes):
     for family, epsilon in itertools.product(("dpsgd", "banded"), SETTING.epsilons):
         plain = sizes[f"{family}+unamplified", epsilon]
         for ours, other in zip(sizes[f"{family}+balls-in-bins", epsilon], plain, strict=True):
             assert ours.size == other.size and ours.rmse < 0.99 * other.rmse
 
 
-def test_sigmas_follow_their_definitions(sizes: dict, cache: Cache) -> None:
+def test_sigmas_follow_their_definitions(sizes, cache):
     """Each σ, put back into an accountant called directly, gives δ."""
     from dp_accounting import dp_event
     from dp_accounting.pld import PLDAccountant
 
-    def epsilon_of(probability: float, sigma: float, rounds: int) -> float:
+    def epsilon_of(probability, sigma, rounds):
         event = dp_event.PoissonSampledDpEvent(probability, dp_event.GaussianDpEvent(sigma))
         return PLDAccountant().compose(event, rounds).get_epsilon(1e-5)
 
@@ -216,14 +215,14 @@ def test_sigmas_follow_their_definitions(sizes: dict, cache: Cache) -> None:
 
     row = next(r for r in sizes["banded+poisson", 1.0] if r.size == 4)
     planned = dict(comparison.plan(SETTING)["banded+poisson", 1.0])
-    optimum = strategy_of(cache.load(planned[4].source))  # type: ignore[arg-type]
+    optimum = strategy_of(cache.load(planned[4].source))
     norm = np.linalg.norm(np.asarray(optimum.materialize(BINS * EPOCHS)), axis=0).max()
     actual = epsilon_of(4 / BINS, row.noise_multiplier / norm, BINS * EPOCHS // 4)
     assert actual == pytest.approx(1.0, rel=1e-3)
     assert dominating_pair.exact(optimum, BallsInBins(BINS, EPOCHS)).bins == BINS
 
 
-def test_best_size_and_improvement() -> None:
+def test_best_size_and_improvement():
     rows = [
         Row("banded+poisson", 1.0, 4, 1.0, 10.0, 0.0, 3, "exact"),
         Row("blt-4", 1.0, 4, 1.0, 9.0, 0.01, 4, "estimate"),
@@ -234,12 +233,12 @@ def test_best_size_and_improvement() -> None:
     assert change.high > change.percent
 
 
-def row(family, rmse, memory, *, draws=1.0, epsilon=2.0, size=0) -> Row:
+def row(family, rmse, memory, *, draws=1.0, epsilon=2.0, size=0):
     sampling = families.find(family).sampling
     return Row(family, epsilon, size, 1.0, rmse, 0.0, memory, "exact", draws, sampling=sampling)
 
 
-def test_a_recommendation_weighs_error_against_memory_and_time() -> None:
+def test_a_recommendation_weighs_error_against_memory_and_time():
     rows = [
         row("dpsgd+poisson", 30.0, 0),
         row("dpsgd+unamplified", 90.0, 0),
@@ -270,8 +269,8 @@ def test_a_recommendation_weighs_error_against_memory_and_time() -> None:
     )
 
 
-def test_a_recommendation_is_of_any_size_within_the_memory_by_final_model_error() -> None:
-    def sized(family: str, rmse: float, model: float, memory: int, draws: float = 1.0) -> Row:
+def test_a_recommendation_is_of_any_size_within_the_memory_by_final_model_error():
+    def sized(family, rmse, model, memory, draws=1.0):
         plain_row = row(family, rmse, memory, draws=draws, size=memory + 1)
         return plain_row._replace(final_model_error=model)
 
@@ -294,7 +293,7 @@ def test_a_recommendation_is_of_any_size_within_the_memory_by_final_model_error(
     assert drawn.light.family == "lambda-cgd"
 
 
-def test_fresh_bins_have_a_search_of_their_own() -> None:
+def test_fresh_bins_have_a_search_of_their_own():
     fresh = families.find("banded-toeplitz-scaled+fresh-bins")
     setting = Comparison(32, 4, (1.0,), widths=(1, 8, 16, 64))
     ((size, sigma),) = fresh.candidates(setting, 1.0)
@@ -304,7 +303,7 @@ def test_fresh_bins_have_a_search_of_their_own() -> None:
     assert search.needs == ()  # it begins by itself
 
 
-def test_families_expand_and_unknown_ones_are_refused() -> None:
+def test_families_expand_and_unknown_ones_are_refused():
     blts = families.expand(["blt"])
     assert {"blt-4", "blt-4-scaled", "blt-4+unamplified"} < set(blts)
     assert all(families.find(name).kind == "blt" for name in blts)
@@ -315,7 +314,7 @@ def test_families_expand_and_unknown_ones_are_refused() -> None:
         families.expand(["bltt"])
 
 
-def test_command_writes_table_csv_json_and_plots(tmp_path, cache: Cache, sizes, capsys) -> None:
+def test_command_writes_table_csv_json_and_plots(tmp_path, cache, sizes, capsys):
     words = f"compare --epochs 2 --iters 8 --eps 1,8 --samples 8192 --bands 1,4 --include {{}} \
         --jobs 1 --cache {cache.folder}"
     arguments = [*words.format(",".join(FAMILIES)).split(), "--out", str(tmp_path / "c")]
@@ -347,7 +346,7 @@ def test_command_writes_table_csv_json_and_plots(tmp_path, cache: Cache, sizes, 
 
 
 @pytest.fixture
-def own_file(tmp_path: Path) -> str:
+def own_file(tmp_path):
     """DP-SGD in bins under a name of its own, at ε = 1 and the shape of the comparison."""
     made = mfopt.factorize(
         epochs=EPOCHS, iterations_per_epoch=BINS, epsilon=1.0, delta=1e-5, strategy="identity"
@@ -355,9 +354,7 @@ def own_file(tmp_path: Path) -> str:
     return str(made.save(tmp_path / "mine.npz"))
 
 
-def test_a_file_is_a_row_beside_the_families(
-    own_file: str, tmp_path, cache: Cache, sizes, capsys, monkeypatch
-) -> None:
+def test_a_file_is_a_row_beside_the_families(own_file, tmp_path, cache, sizes, capsys, monkeypatch):
     words = f"compare --epochs 2 --iters 8 --eps 1 --samples 8192 --bands 1,4 --jobs 1 \
         --cache {cache.folder} --include {own_file},{','.join(FAMILIES)}"
     main([*words.split(), "--json", "--out", str(tmp_path / "c")])
@@ -390,7 +387,7 @@ def test_a_file_is_a_row_beside_the_families(
         ("--epochs 2 --iters 8 --eps 1 --delta 1e-6", "its δ is 1e-05, what is compared has 1e-06"),
     ],
 )
-def test_a_file_of_something_else_is_refused(setting, phrase, own_file, tmp_path, capsys) -> None:
+def test_a_file_of_something_else_is_refused(setting, phrase, own_file, tmp_path, capsys):
     words = f"compare {setting} --include dpsgd --cache {tmp_path} --include"
     assert phrase in failure(capsys, *words.split(), own_file)
 
@@ -420,7 +417,7 @@ def test_a_file_for_min_separation_is_compared_with_as_many_epochs_as_a_unit_tak
         ({"adjacency": "zero-out"}, "its adjacency is zero-out, what is compared has add-remove"),
     ],
 )
-def test_a_file_with_another_relation_is_refused(field, phrase, own_file, tmp_path) -> None:
+def test_a_file_with_another_relation_is_refused(field, phrase, own_file, tmp_path):
     read = mfopt.load(own_file)
     if "workload" in field:
         changed = dataclasses.replace(read, **field)
@@ -449,7 +446,7 @@ def test_a_file_with_another_relation_is_refused(field, phrase, own_file, tmp_pa
         (["--out", "/nowhere/c"], "folder"),
     ],
 )
-def test_command_names_bad_arguments(extra, phrase, tmp_path, capsys) -> None:
+def test_command_names_bad_arguments(extra, phrase, tmp_path, capsys):
     words = f"compare --epochs 2 --iters 8 --include dpsgd --cache {tmp_path}"
     assert phrase in failure(capsys, *words.split(), *extra)
 

@@ -21,7 +21,7 @@ EXACT = Search(tolerance=1e-12)
 N = SCHEME.iterations
 
 
-def random_band(bands: int, n: int, seed: int = 0) -> np.ndarray:
+def random_band(bands, n, seed=0):
     rng = np.random.default_rng(seed)
     entries = rng.uniform(0.05, 0.5, (bands, n))
     entries[0] += 1
@@ -29,7 +29,7 @@ def random_band(bands: int, n: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("bands", "n"), [(1, 1), (1, 40), (5, 38), (17, 40)])
-def test_variances_of_a_band_are_those_of_the_dense_matrix(bands: int, n: int) -> None:
+def test_variances_of_a_band_are_those_of_the_dense_matrix(bands, n):
     entries = random_band(bands, n)
     inverse = np.tril(np.ones((n, n))) @ np.linalg.inv(Banded(entries).materialize(n))
     # what is not part of C changes nothing
@@ -43,7 +43,7 @@ def test_variances_of_a_band_are_those_of_the_dense_matrix(bands: int, n: int) -
     ("bands", "equal"),
     [(3, True), (3, False), (8, False), (12, True)],  # of the last, modes
 )
-def test_parameters_make_columns_or_modes_of_the_norm_that_is_due(bands, equal) -> None:
+def test_parameters_make_columns_or_modes_of_the_norm_that_is_due(bands, equal):
     shape = unamplified.FixedBands(bands, N, SCHEME.bins, SCHEME.epochs, equal)
     entries = random_band(bands, N)
     with jax.enable_x64(True):
@@ -55,7 +55,7 @@ def test_parameters_make_columns_or_modes_of_the_norm_that_is_due(bands, equal) 
 
 
 @pytest.fixture(scope="module")
-def optima() -> dict[str, unamplified.UnamplifiedOptimum]:
+def optima():
     return {
         kind: unamplified.optimize(SCHEME, Form(kind, bands=4), search=EXACT)
         for kind in ("banded", "banded-toeplitz", "blt", "dense")
@@ -63,7 +63,7 @@ def optima() -> dict[str, unamplified.UnamplifiedOptimum]:
 
 
 @pytest.mark.release
-def test_sensitivity_is_one_by_an_independent_computation(optima) -> None:
+def test_sensitivity_is_one_by_an_independent_computation(optima):
     for actual in optima.values():
         matrix = np.asarray(actual.strategy.materialize(N))
         products = np.abs(matrix.T @ matrix)
@@ -74,14 +74,14 @@ def test_sensitivity_is_one_by_an_independent_computation(optima) -> None:
 
 
 @pytest.mark.release
-def test_banded_optimum_solves_the_convex_problem(optima) -> None:
+def test_banded_optimum_solves_the_convex_problem(optima):
     """The same minimum from X = CᵀC with a plain BFGS: the problem is convex in X."""
     lag = np.subtract.outer(np.arange(N), np.arange(N))
     free = np.flatnonzero(((lag > 0) & (lag < 4)).ravel())
     prefix = np.tril(np.ones((N, N)))
     squares = prefix.T @ prefix
 
-    def loss(x: np.ndarray) -> float:
+    def loss(x):
         gram = np.zeros(N * N)
         gram[free] = x
         gram = gram.reshape(N, N)
@@ -96,7 +96,7 @@ def test_banded_optimum_solves_the_convex_problem(optima) -> None:
 
 
 @pytest.mark.ci
-def test_more_freedom_never_costs(optima) -> None:
+def test_more_freedom_never_costs(optima):
     toeplitz, banded = optima["banded-toeplitz"].rmse, optima["banded"].rmse
     dense = optima["dense"].rmse
     identity = float(query_error.rmse(PrefixSums(), Identity(), N)) * np.sqrt(SCHEME.epochs)
@@ -108,12 +108,12 @@ def test_more_freedom_never_costs(optima) -> None:
     assert sensitivity(unequal.strategy, SCHEME).value == pytest.approx(1, rel=1e-9)
 
 
-def test_columns_have_one_norm_as_cyclic_poisson_needs(optima) -> None:
+def test_columns_have_one_norm_as_cyclic_poisson_needs(optima):
     norms = np.linalg.norm(np.asarray(optima["banded"].strategy.materialize(N)), axis=0)
     np.testing.assert_allclose(norms, SCHEME.epochs**-0.5, rtol=1e-12)
 
 
-def test_bad_input_is_named() -> None:
+def test_bad_input_is_named():
     for settings, name in [
         ({"form": Form("tree")}, "strategy"),
         ({"form": Form("dense"), "search": Search(init=SquareRoot())}, "init"),
@@ -121,4 +121,4 @@ def test_bad_input_is_named() -> None:
         with pytest.raises(UsageError, match=name):
             unamplified.optimize(SCHEME, **settings)
     with pytest.raises(UsageError, match="scheme"):
-        unamplified.optimize(dataclasses.replace(SCHEME).describe(), Form("banded"))  # type: ignore[arg-type]
+        unamplified.optimize(dataclasses.replace(SCHEME).describe(), Form("banded"))

@@ -4,7 +4,6 @@ import itertools
 import math
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import field
@@ -23,14 +22,14 @@ FULL = 0.003  # relative, of what a full tuning may find below a row
 Place = tuple[str, str, float, str]  # table, family, ε, error
 
 
-def stored(name: str) -> list[field.Row]:
+def stored(name):
     return field.stored(ARTIFACTS, name)
 
 
 Tried = dict[field.Size, float]
 
 
-def tuned_rows(shape: tuple[int, int]) -> Iterator[tuple[Place, Tried]]:
+def tuned_rows(shape):
     """The errors of each family that has sizes to choose from, by size."""
     rows = stored(field.stem(*shape).replace("field", "field-sizes"))
     for name, epsilon, error in itertools.product(field.TUNED, field.EPSILONS, field.ERRORS):
@@ -42,7 +41,7 @@ def tuned_rows(shape: tuple[int, int]) -> Iterator[tuple[Place, Tried]]:
         yield (field.stem(*shape), name, epsilon, error), tried
 
 
-def test_the_page_has_the_tables(tmp_path: Path) -> None:
+def test_the_page_has_the_tables(tmp_path):
     page = (ROOT / "docs/benchmarks/field.md").read_text("utf-8")
     assert field.with_tables(page, ARTIFACTS) == page
     # a control: another number changes the page
@@ -54,14 +53,14 @@ def test_the_page_has_the_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", field.SHAPES, ids=str)
-def test_the_table_has_the_best_of_every_size(shape: tuple[int, int]) -> None:
+def test_the_table_has_the_best_of_every_size(shape):
     table = field.stem(*shape)
     rows = field.best(stored(table.replace("field", "field-sizes")))
     repeated = [{name: str(value) for name, value in row.items()} for row in rows]
     assert repeated == stored(table)
 
 
-def beside(tried: Tried, name: str, shape: tuple[int, int]) -> set[field.Size]:
+def beside(tried, name, shape):
     """Neighbours of the best size that were not run."""
     setting, best = (
         Comparison(shape[1], shape[0], field.EPSILONS),
@@ -72,7 +71,7 @@ def beside(tried: Tried, name: str, shape: tuple[int, int]) -> set[field.Size]:
 
 
 @pytest.mark.parametrize("shape", field.SHAPES, ids=str)
-def test_no_best_size_is_at_an_end_of_what_was_run(shape: tuple[int, int]) -> None:
+def test_no_best_size_is_at_an_end_of_what_was_run(shape):
     for index, tried in tuned_rows(shape):
         name, best = index[1], min(tried, key=tried.__getitem__)
         axes = field.ladders(name, *shape)
@@ -86,7 +85,7 @@ def test_no_best_size_is_at_an_end_of_what_was_run(shape: tuple[int, int]) -> No
     assert beside(tried, name, shape)
 
 
-def parabolas(tried: Tried, name: str, shape: tuple[int, int]) -> float:
+def parabolas(tried, name, shape):
     """Part by which the least of a parabola in log size, on each axis, is below the best."""
     best, below = min(tried, key=tried.__getitem__), 0.0
     for axis, ladder in enumerate(field.ladders(name, *shape)):
@@ -101,7 +100,7 @@ def parabolas(tried: Tried, name: str, shape: tuple[int, int]) -> float:
 
 
 @pytest.mark.parametrize("shape", field.SHAPES, ids=str)
-def test_a_finer_grid_would_lower_no_row_by_much(shape: tuple[int, int]) -> None:
+def test_a_finer_grid_would_lower_no_row_by_much(shape):
     gains = {index: parabolas(tried, index[1], shape) for index, tried in tuned_rows(shape)}
     assert max(gains.values()) <= FULL, gains
     # a control: errors of which a size between would have far less
@@ -110,7 +109,7 @@ def test_a_finer_grid_would_lower_no_row_by_much(shape: tuple[int, int]) -> None
 
 
 @pytest.mark.parametrize("shape", field.SHAPES, ids=str)
-def test_the_best_published_rmse_that_optimize_prints_is_that_of_the_table(shape) -> None:
+def test_the_best_published_rmse_that_optimize_prints_is_that_of_the_table(shape):
     peers = [row for row in stored(field.stem(*shape)) if row["origin"] == "published"]
     printed = optimize._PUBLISHED[shape[0], math.prod(shape)]
     assert (*printed,) == field.EPSILONS
@@ -120,7 +119,7 @@ def test_the_best_published_rmse_that_optimize_prints_is_that_of_the_table(shape
         assert name.startswith(best["mechanism"]) and f"{float(best['rmse']):.2f}" == f"{rmse:.2f}"
 
 
-def test_the_gain_by_fresh_bins_that_optimize_prints_is_that_of_the_table() -> None:
+def test_the_gain_by_fresh_bins_that_optimize_prints_is_that_of_the_table():
     rmse = {
         (row["mechanism"], float(row["epsilon"])): float(row["rmse"])
         for row in stored("field-16x128")
@@ -133,7 +132,7 @@ def test_the_gain_by_fresh_bins_that_optimize_prints_is_that_of_the_table() -> N
     assert dict(optimize._FRESH_BINS) == {e: pytest.approx(r, abs=6e-4) for e, r in ratios.items()}
 
 
-def test_compare_has_the_tuned_sizes_of_b_min_sep() -> None:
+def test_compare_has_the_tuned_sizes_of_b_min_sep():
     sizes = [
         (float(row["epsilon"]), *map(int, re.findall(r"\d+", row["final_model_size"])))
         for row in stored("field-16x128")

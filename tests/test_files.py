@@ -50,7 +50,7 @@ def test_of_many_savers_one_wins_and_the_others_are_told(tmp_path, links, monkey
             raise OSError(errno.EPERM, "no hard links here")
 
         monkeypatch.setattr(os, "link", refuse)
-    outcomes: list[str] = []
+    outcomes = []
     ready = threading.Barrier(8)
 
     def save(number):

@@ -8,7 +8,7 @@ import pytest
 from processes import python
 
 PLATFORMS = ("cuda", "tpu")
-CPU_ONLY: dict[str, str] = {}  # program -> why only a CPU runs it; there is none
+CPU_ONLY = {}  # program -> why only a CPU runs it; there is none
 
 OPTIMIZE = """
 import mfopt

@@ -1,7 +1,5 @@
 """Groups by the multisets of their bins: the recursion, its ceilings and bounds by enumeration."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -18,7 +16,7 @@ from mfopt.strategies import BandedToeplitz
 SIGMA, EPSILON = 4.0, 1.0
 
 
-def drawn(number: int) -> tuple[Mechanism, np.ndarray, np.ndarray, float, float]:
+def drawn(number):
     """A random group: mechanism, modes of all ways to fall, their chances, σ and ε."""
     rng = np.random.default_rng([45, number])
     fresh, size = bool(rng.integers(2)), int(rng.integers(2, 5))
@@ -46,15 +44,13 @@ def drawn(number: int) -> tuple[Mechanism, np.ndarray, np.ndarray, float, float]
     return mechanism, modes, chances, sigma, epsilon
 
 
-def overshot(
-    modes: np.ndarray, chances: np.ndarray, sigma: float, epsilon: float
-) -> tuple[float, float]:
+def overshot(modes, chances, sigma, epsilon):
     """(δ, standard error): modes enumerated, X of modes of several lengths, all in one mixture."""
     rng, best = np.random.default_rng(9), []
     size = min(max(1_000_000 // len(modes), 5_000), 20_000)
     squares, logs = np.sum(modes**2, axis=1), np.log(chances)
 
-    def log_ratio(x: np.ndarray, far: float) -> np.ndarray:
+    def log_ratio(x, far):
         return log_sums((far * x @ modes.T - far**2 * squares / 2) / sigma**2 + logs)
 
     for sign, fars in ((1, (1, 1.5, 2, 3, 4, 5)), (-1, (0, -0.5, -1, -1.5, -2, -3))):
@@ -73,7 +69,7 @@ def overshot(
 
 @pytest.mark.ci
 @pytest.mark.parametrize("number", before_release(range(22), 4))
-def test_random_groups_are_within_five_percent_of_enumeration(number: int) -> None:
+def test_random_groups_are_within_five_percent_of_enumeration(number):
     mechanism, *mixture, sigma, epsilon = drawn(number)
     truth, error = overshot(*mixture, sigma, epsilon)
     assert error < 0.05 * truth

@@ -14,12 +14,12 @@ FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
-def code(path: Path) -> str:
+def code(path):
     notebook = nbformat.read(path, as_version=4)
     return "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
 
 
-def printed(notebook) -> list[str]:
+def printed(notebook):
     """Lines that its code cells print."""
     return [
         line
@@ -34,7 +34,7 @@ def printed(notebook) -> list[str]:
 NUMBER = re.compile(r"(noise multiplier|sigma|σ =|norm)?\s*\d+(?:\.(\d+))?(%?)")
 
 
-def room(match: re.Match[str], value: float) -> float:
+def room(match, value):
     """Largest difference from a stored number: what searches on other processors may end with.
 
     0.3% and the last digit; 10% of σ and of what is proportional to it, since C may be scaled; 0.6
@@ -45,7 +45,7 @@ def room(match: re.Match[str], value: float) -> float:
     return (0.1 if match[1] else 0.003) * value + 1.001 * 10 ** -len(match[2] or "")
 
 
-def differences(old: list[str], new: list[str]) -> list[str]:
+def differences(old, new):
     """Pairs of stored and printed lines that differ by more than they may."""
     if len(old) != len(new):
         return [f"{len(old)} lines are stored, {len(new)} printed"]
@@ -64,9 +64,7 @@ def differences(old: list[str], new: list[str]) -> list[str]:
 
 @pytest.mark.release
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs_and_shows_what_it_computes(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_notebook_runs_and_shows_what_it_computes(path, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     notebook = nbformat.read(path, as_version=4)
     stored = printed(notebook)
@@ -85,7 +83,7 @@ def test_notebook_runs_and_shows_what_it_computes(
     assert not differences(stored, printed(notebook))
 
 
-def test_a_stale_output_is_seen() -> None:
+def test_a_stale_output_is_seen():
     # the first was stored for months where a run gave the second
     assert differences(["... noise multiplier 3.668"], ["... noise multiplier 1.03062"])
     assert differences(["BLT sigma 1.03 RMSE 11.766"], ["BLT sigma 1.03 RMSE 11.85"])
@@ -95,7 +93,7 @@ def test_a_stale_output_is_seen() -> None:
 
 
 @pytest.mark.ci
-def test_what_the_notebooks_call_exists_and_takes_their_arguments(tmp_path: Path) -> None:
+def test_what_the_notebooks_call_exists_and_takes_their_arguments(tmp_path):
     api = pytest.importorskip("mypy.api")  # with the cache of the check of types
     files = [tmp_path / f"notebook_{path.stem[:2]}.py" for path in NOTEBOOKS]
     for file, path in zip(files, NOTEBOOKS, strict=True):

@@ -27,13 +27,13 @@ ARTIFACTS = {
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> common.Run:
+def run(tmp_path):
     return common.Run(tmp_path / "artifacts", Cache(tmp_path / "cells"), jobs=1)
 
 
-def test_the_manifest_has_every_file_its_digest_and_its_command() -> None:
+def test_the_manifest_has_every_file_its_digest_and_its_command():
     entries = manifest.read_manifest(FOLDER)
-    listed: set[str] = set()
+    listed = set()
     for name, entry in entries.items():
         # a table of the field may keep rows of an earlier one
         command = entry["command"].replace(" --keep", "")
@@ -51,7 +51,7 @@ def test_the_manifest_has_every_file_its_digest_and_its_command() -> None:
     assert len(paths) <= 157 and sum(path.stat().st_size for path in paths) <= 6e6
 
 
-def points(path: Path) -> dict[tuple[str, ...], float]:
+def points(path):
     """The last number of each row of a figure or table, by what is before it."""
     with path.open(encoding="utf-8", newline="") as file:
         _, *rows = csv.reader(file)
@@ -60,7 +60,7 @@ def points(path: Path) -> dict[tuple[str, ...], float]:
 
 
 @pytest.mark.release
-def test_a_figure_is_made_again_and_noted(run: common.Run) -> None:
+def test_a_figure_is_made_again_and_noted(run):
     figures = user_level.FIGURES, ["user-level-2a"]
     common.make(run, user_level.__file__, *figures)
     csv_path = Path("figures/user-level-2a.csv")
@@ -71,7 +71,7 @@ def test_a_figure_is_made_again_and_noted(run: common.Run) -> None:
     assert entry["seconds"] > 0 and entry["seed"] == 0
 
 
-def test_the_models_of_table_2_have_the_printed_epsilon(run: common.Run) -> None:
+def test_the_models_of_table_2_have_the_printed_epsilon(run):
     (path,) = fedavg.FIGURES["fedavg-table-2"].make(run)
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -86,7 +86,7 @@ def test_the_models_of_table_2_have_the_printed_epsilon(run: common.Run) -> None
         )
 
 
-def test_a_study_says_what_it_found(run: common.Run, capsys) -> None:
+def test_a_study_says_what_it_found(run, capsys):
     study = mean_estimation.MeanEstimation(
         users=16, examples=4, groups=(1, 4), dimension=4, steps=8, trials=4, epsilons=(1.0, 8.0),
         budgets=(8,), at_budget=8, withins=(1.0,), clips=(2.0,), lengths=(0.1,),
@@ -101,7 +101,7 @@ def test_a_study_says_what_it_found(run: common.Run, capsys) -> None:
 
 
 @pytest.mark.release
-def test_faults_are_caught_and_a_whole_trainer_passes(run: common.Run) -> None:
+def test_faults_are_caught_and_a_whole_trainer_passes(run):
     study = audit.TrainerAudit(
         bins=2, epochs=1, epsilon=3.0, strategy="identity", canaries=1000,
         noise=(0.5, 1.0, 2.0), norms=(2.0,),
@@ -116,7 +116,7 @@ def test_faults_are_caught_and_a_whole_trainer_passes(run: common.Run) -> None:
     ]
 
 
-def test_what_the_pages_name_exists() -> None:
+def test_what_the_pages_name_exists():
     """Each row of the pages of tables and figures names artifacts, and each figure has a row."""
     pages = sorted((ROOT / "docs" / "papers").glob("tables*.md"))
     rows = re.findall(

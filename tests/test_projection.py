@@ -46,7 +46,7 @@ def test_separated_steps(separation):
     p = scheme.probability
     law = projection.of_separated(shifts, separation, p)
     assert np.sum(law.weights) == pytest.approx(1.0, abs=1e-12)
-    weights: dict[float, float] = {}
+    weights = {}
 
     def walk(step, chance, total):
         if step >= 8:

@@ -1,7 +1,5 @@
 """A budget continued on new data: where it begins, what all runs cost, what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil
@@ -28,7 +26,7 @@ from mfopt.training.verification import composed
 
 
 @pytest.mark.ci
-def test_a_run_begins_where_another_ended_and_states_both(data, tmp_path) -> None:  # noqa: F811
+def test_a_run_begins_where_another_ended_and_states_both(data, tmp_path):  # noqa: F811
     write_store(synthetic_store(num_users=15, seed=7), tmp_path / "data" / "train")
     first = settings_for(data, tmp_path / "first", steps=2)
     old = execute(prepare(first))["privacy"]
@@ -89,12 +87,12 @@ def test_a_run_begins_where_another_ended_and_states_both(data, tmp_path) -> Non
     assert path is not None and verification.read(path)["guarantee"] == old["guarantee"]
     never = settings_for(data, tmp_path / "never", algorithm="none", epsilon=0.0, delta=0.0)
     execute(prepare(dataclasses.replace(never, steps=1)))
-    notes: list[str] = []
+    notes = []
     prepare(following(never, "fifth", algorithm="uls"), progress=lambda at: notes.append(at.note))
     assert any("never/model was trained without privacy" in note for note in notes)
 
 
-def test_statements_add_up_where_no_grid_does() -> None:
+def test_statements_add_up_where_no_grid_does():
     """Against the sum; and against the composition of rounds itself."""
 
     def run(scheme, epsilon, delta=1e-6, **changes):

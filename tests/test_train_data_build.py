@@ -1,7 +1,5 @@
 """Tokenizers, whole builds, and the command line."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

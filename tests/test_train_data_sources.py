@@ -1,7 +1,5 @@
 """Each source: what becomes a record, what is bad, and the same at every reading."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import json

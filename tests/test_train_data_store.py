@@ -1,7 +1,5 @@
 """The token store and its builder against dictionaries and loops."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

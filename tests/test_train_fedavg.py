@@ -1,7 +1,5 @@
 """DP-FedAvg in the trainer: against plain loops, against DP-SGD, its sensitivities, its report."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 
@@ -104,7 +102,7 @@ def moved(trainer, user):
     ),
     ids=lambda changes: "-".join(changes),
 )
-def test_a_step_against_a_plain_loop(model, store, changes) -> None:
+def test_a_step_against_a_plain_loop(model, store, changes):
     trainer = trainer_of(model, store, **changes)
     clipping = trainer.execution.clipping
     total = jax.tree.map(np.zeros_like, model.params)
@@ -119,7 +117,7 @@ def test_a_step_against_a_plain_loop(model, store, changes) -> None:
 
 
 @pytest.mark.release
-def test_one_local_step_is_dp_sgd_of_the_users_mean_gradient(model, store) -> None:
+def test_one_local_step_is_dp_sgd_of_the_users_mean_gradient(model, store):
     """At η the bound of an update is η times that of a gradient; normalized both are the same."""
     sgd = Clipping(0.6, normalized=True)
     ours = FedAvg(0.5 * 0.6, normalized=True, local_batch=0, local_rate=0.5)
@@ -139,7 +137,7 @@ def test_one_local_step_is_dp_sgd_of_the_users_mean_gradient(model, store) -> No
     assert norm_of(plus(sums[2].gradient, sums[0].gradient, -1.0)) > 1e-2 * size
 
 
-def largest_move(trainer) -> float:
+def largest_move(trainer):
     """Largest change of a sum by one user, over batches of 1 to all and everyone left out."""
     collected = []
     for count in range(1, USERS + 1):
@@ -174,18 +172,18 @@ def test_one_user_moves_a_sum_by_at_most_the_sensitivity(model, store, monkeypat
         ("weight_cap", 5, "records_per_user"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(name, value, match) -> None:
+def test_settings_that_do_not_fit_are_refused(name, value, match):
     with pytest.raises(UsageError, match=match):
         dataclasses.replace(SETTINGS, **{name: value})
 
 
-def test_another_number_of_local_epochs_is_another_run() -> None:
+def test_another_number_of_local_epochs_is_another_run():
     local = dataclasses.replace(SETTINGS, local_epochs=2)
     assert local.fingerprint != SETTINGS.fingerprint
 
 
 @pytest.mark.ci
-def test_a_report_is_verified_and_a_better_one_is_not(data, tmp_path) -> None:  # noqa: F811
+def test_a_report_is_verified_and_a_better_one_is_not(data, tmp_path):  # noqa: F811
     changes = {"algorithm": "fedavg", "local_epochs": 2}
     changes |= {"learning_rate": 0.0, "weight_cap": 2, "records_per_user": 3}
     settings = settings_for(data, tmp_path / "run", **changes)
@@ -202,7 +200,7 @@ def test_a_report_is_verified_and_a_better_one_is_not(data, tmp_path) -> None:  
 
 
 @pytest.mark.release
-def test_an_audit_of_canaries_has_no_finding() -> None:
+def test_an_audit_of_canaries_has_no_finding():
     changes = {"local_epochs": 2, "weight_cap": 2}
     audited = audit(
         ACCOUNT, SETTINGS, canaries=300, seed=3, model=layered_model(), microbatch=8, **changes

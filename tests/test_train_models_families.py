@@ -1,7 +1,5 @@
 """The families of decoders against the reference implementation, and in private runs."""
 
-from __future__ import annotations
-
 import json
 
 import jax

@@ -1,7 +1,5 @@
 """GPT-2 against recorded logits of the reference implementation, adapters, and files."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """Models of a user's own: a pytree and a loss of one record, without Flax; and any NNX module."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,7 +85,7 @@ def test_data_that_does_not_fit_is_refused():
 
 
 class _Constant(nnx.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         self.bias = nnx.Param(jnp.zeros(32))
 
     def __call__(self, tokens):

@@ -1,7 +1,5 @@
 """Secure noise in the trainer: the stream's own releases, resumption, its price in a report."""
 
-from __future__ import annotations
-
 import json
 
 import jax
@@ -46,7 +44,7 @@ def trainer_of(secure=True):
 
 
 @pytest.mark.ci
-def test_every_release_is_the_streams_own_and_a_resumed_run_the_same(tmp_path) -> None:
+def test_every_release_is_the_streams_own_and_a_resumed_run_the_same(tmp_path):
     trainer, other = trainer_of(), trainer_of(secure=False)
     state, key = trainer.init(SECRET.key("noise")), SECRET.key("noise")
     noise = trainer.execution.noise
@@ -80,7 +78,7 @@ def test_every_release_is_the_streams_own_and_a_resumed_run_the_same(tmp_path) -
 
 
 @pytest.mark.ci
-def test_a_report_states_the_price_and_none_without_it_holds(data, tmp_path) -> None:  # noqa: F811
+def test_a_report_states_the_price_and_none_without_it_holds(data, tmp_path):  # noqa: F811
     settings = settings_for(data, tmp_path / "run", noise="secure", seed=-1)
     done = execute(prepare(settings))
     facts = json.loads((tmp_path / "run" / "privacy-report.json").read_text())
@@ -105,7 +103,7 @@ def test_a_report_states_the_price_and_none_without_it_holds(data, tmp_path) -> 
     assert not verification.verify(facts).holds
 
 
-def test_what_it_does_not_go_with_is_refused(data, tmp_path) -> None:  # noqa: F811
+def test_what_it_does_not_go_with_is_refused(data, tmp_path):  # noqa: F811
     with pytest.raises(UsageError, match="no effect on algorithm = 'none'"):
         settings_for(data, tmp_path, noise="secure", algorithm="none")
     with pytest.raises(UsageError, match="float, secure"):

@@ -1,7 +1,5 @@
 """Synthetic stores and models for the trainer's tests: small, seeded, with odd users in them."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,14 +9,14 @@ from mfopt.training.models import Model, next_token_loss
 
 
 def synthetic_store(
-    num_users: int = 24,
-    vocab_size: int = 32,
-    max_records: int = 6,
-    max_length: int = 20,
-    seed: int = 0,
-    empty_users: tuple[int, ...] = (),
-    **metadata: object,
-) -> TokenStore:
+    num_users=24,
+    vocab_size=32,
+    max_records=6,
+    max_length=20,
+    seed=0,
+    empty_users=(),
+    **metadata,
+):
     """A store in memory whose text a model can learn.
 
     Each user walks the ring of tokens with a step size of their own (1 to 3) and 10% random jumps,
@@ -26,7 +24,7 @@ def synthetic_store(
     ``empty_users`` have no record; at least one record of the store has a single token.
     """
     rng = np.random.default_rng(seed)
-    users: list[list[np.ndarray]] = []
+    users = []
     for user in range(num_users):
         count = 0 if user in empty_users else int(rng.integers(1, max_records + 1))
         step = 1 + user % 3
@@ -40,7 +38,7 @@ def synthetic_store(
     return TokenStore.from_records(users, vocab_size=vocab_size, source="synthetic", **metadata)
 
 
-def bigram_model(vocab_size: int = 32, width: int = 8, seed: int = 0) -> Model:
+def bigram_model(vocab_size=32, width=8, seed=0):
     """A two-matrix next-token model without Flax: logits = E[token] @ D."""
     first, second = jax.random.split(jax.random.key(seed))
     params = {
@@ -48,7 +46,7 @@ def bigram_model(vocab_size: int = 32, width: int = 8, seed: int = 0) -> Model:
         "decode": jax.random.normal(second, (width, vocab_size)) / np.sqrt(width),
     }
 
-    def loss(params: dict[str, jax.Array], tokens: jax.Array, mask: jax.Array) -> jax.Array:
+    def loss(params, tokens, mask):
         logits = jnp.take(params["embed"], tokens, axis=0) @ params["decode"]
         return next_token_loss(logits, tokens, mask)
 

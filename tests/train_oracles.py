@@ -1,7 +1,5 @@
 """Slow, obvious counterparts of the trainer's parts, in float64 and one record at a time."""
 
-from __future__ import annotations
-
 import json
 
 import jax

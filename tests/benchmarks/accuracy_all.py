@@ -17,9 +17,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import harness  # noqa: F401 - finds the module of the manifest
 import manifest
@@ -33,8 +32,8 @@ from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import calibrate
 from mfopt.experiments.runner import device
 from mfopt.optimize import unamplified
-from mfopt.sampling import Poisson, Scheme
-from mfopt.strategies import Identity, Strategy
+from mfopt.sampling import Poisson
+from mfopt.strategies import Identity
 
 PAGE = Path("docs/benchmarks/accuracy.md")
 EPOCHS, BINS, DELTA = 8, 32, 1e-5
@@ -53,7 +52,7 @@ class Cell(NamedTuple):
     epsilon: float
 
     @property
-    def stem(self) -> str:
+    def stem(self):
         """Name of the cell's file."""
         return f"{self.task}-{self.optimizer}-eps{self.epsilon:g}"
 
@@ -69,50 +68,50 @@ CELLS = [
 # --- mechanisms ----------------------------------------------------------------------------------
 
 
-def dpsgd(label: str, epsilon: float) -> Mechanism:
+def dpsgd(label, epsilon):
     """DP-SGD with Poisson sampling of expected batches as large as one of the bins."""
     return _exact(label, Identity(), Poisson(1 / BINS, STEPS), epsilon)
 
 
-def interval(differences: np.ndarray) -> tuple[float, float]:
+def interval(differences):
     """Mean of paired differences and half its 95% interval (Student)."""
     error = differences.std(ddof=1) / np.sqrt(len(differences))
     quantile = scipy.stats.t.ppf(0.975, len(differences) - 1)
     return float(differences.mean()), float(error * quantile)
 
 
-def _exact(label: str, strategy: Strategy, scheme: Scheme, epsilon: float) -> Mechanism:
+def _exact(label, strategy, scheme, epsilon):
     stated = mfopt.account(mfopt.Mechanism(scheme, strategy), epsilon=epsilon, delta=DELTA)
     return Mechanism.build(label, strategy, stated.noise_multiplier, scheme)
 
 
-def _estimated(label: str, strategy: Strategy, scheme: Scheme, epsilon: float) -> Mechanism:
+def _estimated(label, strategy, scheme, epsilon):
     loss = law(scheme).loss(strategy)
     estimate = calibrate(loss, epsilon, DELTA, samples=SAMPLES, seed=0)
     return Mechanism.build(label, strategy, estimate.noise_multiplier, scheme)
 
 
-def _banded(bands: int) -> Strategy:
+def _banded(bands):
     """Banded Toeplitz C with the lowest error in a fixed order, as for cyclic Poisson sampling."""
     order = sampling.FixedOrder(BINS, EPOCHS)
     return unamplified.optimize(order, optimize.Form("banded-toeplitz", bands)).strategy
 
 
-def _cyclic(bands: int) -> Callable[[str, float], Mechanism]:
+def _cyclic(bands):
     scheme = sampling.CyclicPoisson(bands / BINS, bands, STEPS)
     return lambda label, epsilon: _exact(label, _banded(bands), scheme, epsilon)
 
 
-def _b_min_sep(bands: int) -> Callable[[str, float], Mechanism]:
+def _b_min_sep(bands):
     scheme = sampling.BMinSep(BINS, EPOCHS, 3 * BINS // 4)  # better than half an epoch at ε = 2
     return lambda label, epsilon: _estimated(label, _banded(bands), scheme, epsilon)
 
 
-def _near_exact(kind: str, buffers: int = 4) -> Callable[[str, float], Mechanism]:
+def _near_exact(kind, buffers=4):
     """C with the lowest RMSE of prefix sums under balls-in-bins, not scaled in time."""
     scheme = sampling.BallsInBins(BINS, EPOCHS)
 
-    def build(label: str, epsilon: float) -> Mechanism:
+    def build(label, epsilon):
         question = optimize.Question(
             optimize.Target(epsilon, DELTA, seed=0),
             optimize.Form(kind, buffers=buffers),
@@ -124,11 +123,11 @@ def _near_exact(kind: str, buffers: int = 4) -> Callable[[str, float], Mechanism
     return build
 
 
-def _fresh(label: str, epsilon: float) -> Mechanism:
+def _fresh(label, epsilon):
     return _exact(label, Identity(), sampling.FreshBins(BINS, EPOCHS), epsilon)
 
 
-PEERS: dict[tuple[str, str], Callable[[str, float], Mechanism]] = {
+PEERS = {
     (BASELINE, ""): dpsgd,
     ("DP-SGD, fresh bins", ""): _fresh,
     **{("banded, cyclic Poisson", f"{b} bands"): _cyclic(b) for b in (2, 4, 8, 16)},
@@ -137,7 +136,7 @@ PEERS: dict[tuple[str, str], Callable[[str, float], Mechanism]] = {
     **{("banded, b-min-sep", f"{b} bands"): _b_min_sep(b) for b in (2, 4, 8, 16)},
 }
 # (family, schedule that C is for) -> options of `mfopt optimize`
-OPTIONS: dict[tuple[str, str], list[str]] = {
+OPTIONS = {
     (DEFAULT, ""): [],
     (FRESH, ""): ["--sampling", "fresh-bins"],
     **{
@@ -151,9 +150,7 @@ GIVEN = f"{FRESH}, --schedule"
 SHOWN = [GIVEN, *(f for f in FAMILIES if f != BASELINE and "--schedule" not in f)]
 
 
-def mechanisms(
-    folder: Path, epsilon: float, families: list[str]
-) -> Iterator[tuple[str, Mechanism]]:
+def mechanisms(folder, epsilon, families):
     """(family, mechanism) of every size, from files in ``folder`` or built and kept there."""
     for (family, size), build in PEERS.items():
         if family in families:
@@ -177,19 +174,19 @@ def mechanisms(
 # --- cells ---------------------------------------------------------------------------------------
 
 
-def _digest(mechanism: Mechanism, seeds: int) -> str:
+def _digest(mechanism, seeds):
     """Digest of what a mechanism's runs follow from."""
     noise = (mechanism.noise_multiplier * mechanism.inverse).astype(np.float32).tobytes()
     scheme = json.dumps(mechanism.scheme.describe(), sort_keys=True)
     return hashlib.sha256(noise + f"{scheme} {seeds}".encode()).hexdigest()[:16]
 
 
-def train(cell: Cell, output: Path, folder: Path, families: list[str], seeds: int) -> None:
+def train(cell, output, folder, families, seeds):
     """Bring the cell's results up to date."""
     path = output / "results.json"
-    reports: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    reports = json.loads(path.read_text()) if path.is_file() else {}
     report = reports.setdefault(cell.stem, {})
-    begin: dict[tuple[str, str], int] = {}
+    begin = {}
     for family, mechanism in mechanisms(folder, cell.epsilon, families):
         digest = _digest(mechanism, seeds)
         if report.get(mechanism.label, {}).get("digest") == digest:
@@ -220,13 +217,13 @@ def train(cell: Cell, output: Path, folder: Path, families: list[str], seeds: in
         print(cell.stem, mechanism.label, *(f"{s.mean:.4f}" for s in results.values()), flush=True)
 
 
-def summary(output: Path) -> list[dict[str, Any]]:
+def summary(output):
     """Rows of every cell: each family at its best size, with differences to DP-SGD."""
     rows = []
     reports = json.loads((output / "results.json").read_text())
     for cell in CELLS:
         report = reports.get(cell.stem, {})
-        best: dict[tuple[str, str, str], Any] = {}
+        best = {}
         for label, entry in report.items():
             for score in entry["scores"]:
                 key = score["schedule"], score["reading"], entry["family"]
@@ -255,7 +252,7 @@ def summary(output: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def plot(rows: list[dict[str, Any]], path: Path) -> None:
+def plot(rows, path):
     """Change of test loss against DP-SGD, by ε: models in columns, schedules in rows."""
     import matplotlib.pyplot as plt
 
@@ -304,7 +301,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=140)
 
 
-def with_tables(page: str, rows: list[dict[str, Any]]) -> str:
+def with_tables(page, rows):
     """The page with the tables of its cells made again: losses with SGD, the lowest in bold.
 
     A table follows the line that names its task and ε.
@@ -338,15 +335,15 @@ def with_tables(page: str, rows: list[dict[str, Any]]) -> str:
     return _with_table(page, "Of all cells:", [*_counts(rows)])
 
 
-def _with_table(page: str, heading: str, lines: list[str]) -> str:
+def _with_table(page, heading, lines):
     """The page with these lines as the table below a heading."""
     original, _, updated = page.partition(f"{heading}\n\n")
     return f"{original}{heading}\n\n" + "\n".join(lines) + "\n\n" + updated.partition("\n\n")[2]
 
 
-def _counts(rows: list[dict[str, Any]]) -> Iterator[str]:
+def _counts(rows):
     """Lines of a table: each of mfopt's mechanisms against others, over all cells."""
-    cells: dict[tuple[str, ...], dict[str, float]] = {}
+    cells = {}
     for row in rows:
         index = tuple(row[k] for k in ("task", "optimizer", "epsilon", "schedule", "reading"))
         if row["reading"] == "last" or row["schedule"] == "constant":
@@ -369,7 +366,7 @@ def _counts(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield f"| {name} | {below} of {len(losses)} | {spans[0]} | {spans[1]} |"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser():
     """Options of the command."""
     words = argparse.ArgumentParser(
         prog="python tests/benchmarks/accuracy_all.py",
@@ -385,7 +382,7 @@ def parser() -> argparse.ArgumentParser:
     return words
 
 
-def main() -> None:
+def main():
     options = parser().parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     options.mechanisms.mkdir(parents=True, exist_ok=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,25 +41,25 @@ class Mechanism(NamedTuple):
     scheme: Scheme
 
     @classmethod
-    def build(cls, label: str, strategy: Any, noise_multiplier: float, scheme: Scheme) -> Mechanism:
+    def build(cls, label, strategy, noise_multiplier, scheme):
         """The mechanism of a strategy C."""
         dense = np.asarray(strategy.materialize(scheme.length), np.float64)
         inverse = scipy.linalg.solve_triangular(dense, np.eye(scheme.length), lower=True)
         return cls(label, inverse, noise_multiplier, scheme)
 
     @classmethod
-    def load(cls, path: str | Path) -> Mechanism:
+    def load(cls, path):
         """The mechanism of a factorization file."""
         stored = mfopt.load(path)
         return cls.build(Path(path).stem, stored.strategy, stored.noise_multiplier, stored.sampling)
 
-    def save(self, path: Path) -> None:
+    def save(self, path):
         """Keep the arrays that runs need in an ``.npz`` file, which :meth:`read` reads."""
         scheme = json.dumps(self.scheme.describe())
         np.savez(path, inverse=self.inverse, noise_multiplier=self.noise_multiplier, scheme=scheme)
 
     @classmethod
-    def read(cls, label: str, path: Path) -> Mechanism:
+    def read(cls, label, path):
         """The mechanism of a file of :meth:`save`."""
         with np.load(path) as stored:
             scheme = from_description(json.loads(str(stored["scheme"])))
@@ -91,7 +91,7 @@ class Task(NamedTuple):
     grid: dict[str, int]
 
 
-def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+def digits():
     """(1,437 training images, labels), (360 test images, labels); centred, with a constant."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -105,19 +105,19 @@ def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarra
     return (x.astype(np.float32), y), (test_x.astype(np.float32), test_y)
 
 
-def _clip(squared_norms: jax.Array, weights: jax.Array) -> jax.Array:
+def _clip(squared_norms, weights):
     """Factors that clip gradients of these squared norms to 1, times the examples' weights."""
     return weights * jax.lax.rsqrt(jnp.maximum(squared_norms, 1.0))
 
 
-def _cross_entropy(logits: jax.Array, labels: np.ndarray) -> tuple[jax.Array, jax.Array]:
+def _cross_entropy(logits, labels):
     """Mean loss and rate of wrong labels of logits (L, B, classes)."""
     log_probabilities = jax.nn.log_softmax(logits)
     picked = log_probabilities[:, np.arange(len(labels)), labels]
     return -picked.mean(axis=1), (logits.argmax(axis=2) != labels).mean(axis=1)
 
 
-def softmax() -> Task:
+def softmax():
     """Softmax regression on the digits, 650 parameters; clipping in closed form."""
     (x, y), (test_x, test_y) = digits()
     targets, squares = np.eye(10, dtype=np.float32)[y], (x**2).sum(axis=1)
@@ -141,9 +141,7 @@ def softmax() -> Task:
     return Task(len(x), 650, lambda rng: np.zeros(650, np.float32), clipped_sum, loss, grid)
 
 
-def _network(
-    patches_of: Callable[[np.ndarray], np.ndarray], channels: int, grid: dict[str, int]
-) -> Task:
+def _network(patches_of, channels, grid):
     """The same linear map with tanh of each patch of an image, then a linear layer.
 
     ``patches_of``: images (B, 65) -> (B, patches, inputs), a constant last. Norms are those of the
@@ -196,12 +194,12 @@ def _network(
     )
 
 
-def mlp() -> Task:
+def mlp():
     """A network 64-32-10 with tanh on the digits, 2,410 parameters."""
     return _network(lambda x: x[:, None], 32, {"sgd": 3, "momentum": -3, "adam": -9})
 
 
-def _patches(images: np.ndarray) -> np.ndarray:
+def _patches(images):
     """The 16 patches 3 × 3, with stride 2, of each image with a constant, shape (B, 16, 10)."""
     padded = np.pad(images[:, :64].reshape(-1, 8, 8), ((0, 0), (1, 1), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
@@ -209,12 +207,12 @@ def _patches(images: np.ndarray) -> np.ndarray:
     return np.pad(flat, ((0, 0), (0, 0), (0, 1)), constant_values=1)
 
 
-def cnn() -> Task:
+def cnn():
     """A convolution 3 × 3 of 16 channels with stride 2 and tanh, then a linear layer; 2,730."""
     return _network(_patches, 16, {"sgd": 0, "momentum": -6, "adam": -10})
 
 
-def least_squares(dimensions: int = 128, population: int = 2048) -> Task:
+def least_squares(dimensions=128, population=2048):
     """Least squares with a power-law spectrum; the loss is the excess over the known optimum.
 
     Features are Gaussian with variances k^-1.2, the optimum has entries ± k^-0.6, labels have noise
@@ -249,13 +247,13 @@ OPTIMIZERS = ("sgd", "momentum", "adam")
 # --- schedules -----------------------------------------------------------------------------------
 
 
-def _warmup_stable_decay(steps: int) -> np.ndarray:
+def _warmup_stable_decay(steps):
     rise, fall = steps // 10, steps // 4
     times = np.arange(steps)
     return np.minimum(1.0, np.minimum((times + 1) / rise, (steps - times) / fall))
 
 
-SCHEDULES: dict[str, Callable[[int], np.ndarray]] = {
+SCHEDULES = {
     "constant": np.ones,
     "linear": lambda steps: 1 - np.arange(steps) / steps,
     "cosine": lambda steps: 0.5 * (1 + np.cos(np.pi * np.arange(steps) / steps)),
@@ -267,7 +265,7 @@ READINGS = ("last", "averaged")  # the last iterate; the mean of the last epoch'
 # --- runs ----------------------------------------------------------------------------------------
 
 
-def _update(optimizer: str, state: Any, gradients: jax.Array, step: jax.Array) -> tuple[Any, Any]:
+def _update(optimizer, state, gradients, step):
     """(optimizer state, direction to subtract at rate 1)."""
     if optimizer == "sgd":
         return state, gradients
@@ -282,7 +280,7 @@ def _update(optimizer: str, state: Any, gradients: jax.Array, step: jax.Array) -
 
 
 @functools.cache
-def _program(name: str, optimizer: str) -> Callable[..., Any]:
+def _program(name, optimizer):
     """Compiled runs of one task and optimizer.
 
     Arguments: starts (S, P), indices and weights (n, S, B), noise (n, S, P), rates and averaging
@@ -314,12 +312,12 @@ def _program(name: str, optimizer: str) -> Callable[..., Any]:
 
 
 @functools.cache
-def _task(name: str) -> Task:
+def _task(name):
     return TASKS[name]()
 
 
 @functools.lru_cache(maxsize=2)
-def _draws(name: str, steps: int, seeds: int) -> tuple[np.ndarray, np.ndarray]:
+def _draws(name, steps, seeds):
     """Starts (S, P) and white noise (n, S, P): the same for all mechanisms."""
     task = _task(name)
     starts = np.stack([task.start(np.random.default_rng([0, seed])) for seed in range(seeds)])
@@ -328,7 +326,7 @@ def _draws(name: str, steps: int, seeds: int) -> tuple[np.ndarray, np.ndarray]:
     return starts, np.stack(draws, axis=1)
 
 
-def batches(scheme: Scheme, population: int, seeds: int) -> tuple[np.ndarray, np.ndarray]:
+def batches(scheme, population, seeds):
     """Indices and weights (1 for an example, 0 for padding) of all steps, shape (n, S, B)."""
     mean = scheme.expected_batch(population)
     width = 16 * int(np.ceil((mean + 5 * np.sqrt(mean)) / 16))
@@ -355,7 +353,7 @@ class Trainer:
       seeds: number of paired seeds S.
     """
 
-    def __init__(self, mechanism: Mechanism, task: str, optimizer: str, seeds: int) -> None:
+    def __init__(self, mechanism, task, optimizer, seeds):
         self.task, self.optimizer = task, optimizer
         scheme, population = mechanism.scheme, _task(task).population
         starts, white = _draws(task, scheme.length, seeds)
@@ -370,7 +368,7 @@ class Trainer:
         averaging[-epoch:] = 1 / epoch
         self._averaging = jnp.asarray(averaging)
 
-    def losses(self, lanes: Sequence[tuple[str, int]]) -> dict[tuple[str, int], np.ndarray]:
+    def losses(self, lanes):
         """Losses of each lane (schedule, k) at rate 2^(k/2), shape (2 readings, 2 measures, S)."""
         program = _program(self.task, self.optimizer)
         results = {}
@@ -400,24 +398,24 @@ class Score:
     errors: np.ndarray
 
     @property
-    def mean(self) -> float:
+    def mean(self):
         """Mean test loss."""
         return float(self.losses.mean())
 
     @property
-    def standard_error(self) -> float:
+    def standard_error(self):
         """Standard error of the mean over seeds."""
         return float(self.losses.std(ddof=1) / np.sqrt(len(self.losses)))
 
 
 def scores(
-    mechanism: Mechanism,
-    task: str,
-    optimizer: str,
-    schedules: Sequence[str],
-    seeds: int,
-    begin: dict[tuple[str, str], int] | None = None,
-) -> dict[tuple[str, str], Score]:
+    mechanism,
+    task,
+    optimizer,
+    schedules,
+    seeds,
+    begin=None,
+):
     """Score of each (schedule, reading) on a grid of √2 that is extended until its best is inside.
 
     Args:
@@ -430,7 +428,7 @@ def scores(
     cells = [(schedule, reading) for schedule in schedules for reading in READINGS]
     default = _task(task).grid[optimizer]
     centers = dict.fromkeys(cells, default) | (begin or {})
-    losses: dict[tuple[str, int], np.ndarray] = {}
+    losses = {}
     while True:
         missing = dict.fromkeys(
             (schedule, centers[schedule, reading] + shift)

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.stats
-from harness import Bench, Options, choice, in_turn, machine
+from harness import Bench, choice, in_turn, machine
 from harness import cpu as timed
 
 _QUIET = 0.5  # processes that want a core, for each core
@@ -45,7 +45,7 @@ class Contest(NamedTuple):
     facts: dict[str, Any]
 
 
-def cpu(call: Callable[[], Any]) -> Callable[[], float]:
+def cpu(call):
     """``call`` as CPU seconds, threads included."""
     return lambda: timed(call)[1]
 
@@ -53,7 +53,7 @@ def cpu(call: Callable[[], Any]) -> Callable[[], float]:
 # --- contests ------------------------------------------------------------------------------------
 
 
-def certify() -> Contest:
+def certify():
     """A certificate against jax-privacy's Monte Carlo at equal tightness (extrapolated)."""
     from jax_privacy import batch_selection
     from jax_privacy.experimental.monte_carlo import delta_calculation, sample_generation
@@ -77,7 +77,7 @@ def certify() -> Contest:
     sampling = batch_selection.BallsInBinsSampling(scheme.iterations, scheme.bins)
     small, rng = 20, np.random.default_rng(0)
 
-    def samples() -> None:
+    def samples():
         drawn = sample_generation.generate_sample(sampling, sigma, column, rng, num_samples=small)
         sample_generation.compute_privacy_loss(sampling, drawn, sigma, column)
 
@@ -89,7 +89,7 @@ def certify() -> Contest:
     )
 
 
-def account() -> Contest:
+def account():
     """ε of DP-SGD for groups of 16 examples against dp_accounting."""
     from dp_accounting.pld import privacy_loss_distribution
 
@@ -102,10 +102,10 @@ def account() -> Contest:
     counts = np.arange(size + 1)
     weights = scipy.stats.binom.pmf(counts, size, probability)
 
-    def ours() -> float:
+    def ours():
         return float(solve(mechanism, noise_multiplier=sigma, delta=delta).epsilon)
 
-    def theirs() -> float:
+    def theirs():
         """As its users call it, on its default grid."""
         step = privacy_loss_distribution.from_mixture_gaussian_mechanism(
             sigma, counts.tolist(), weights.tolist(), value_discretization_interval=1e-4
@@ -115,7 +115,7 @@ def account() -> Contest:
     return Contest(cpu(ours), cpu(theirs), {"relative_difference": ours() / theirs() - 1})
 
 
-def allocation() -> Contest:
+def allocation():
     """ε of independent noise under balls-in-bins against PLD_accounting."""
     import PLD_accounting
 
@@ -125,10 +125,10 @@ def allocation() -> Contest:
 
     independent = Mechanism(BallsInBins(bins=16, epochs=1))
 
-    def ours() -> float:
+    def ours():
         return float(solve(independent, noise_multiplier=1.0, delta=1e-5).epsilon)
 
-    def theirs() -> tuple[float, float]:
+    def theirs():
         return PLD_accounting.gaussian_allocation_epsilon_range(
             delta=1e-5, sigma=1.0, num_steps=16, epsilon_accuracy=0.1
         )
@@ -136,7 +136,7 @@ def allocation() -> Contest:
     return Contest(cpu(ours), cpu(theirs), {"ours": ours(), "theirs": list(theirs())})
 
 
-def optimize() -> Contest:
+def optimize():
     """A banded Toeplitz C of 16 bands for a fixed order of 2,048 steps, against jax-privacy."""
     from jax_privacy.matrix_factorization import toeplitz
 
@@ -145,10 +145,10 @@ def optimize() -> Contest:
 
     scheme = FixedOrder(bins=2048, epochs=1)
 
-    def ours() -> Any:
+    def ours():
         return unamplified.optimize(scheme, Form("banded-toeplitz", 16))
 
-    def theirs() -> Any:
+    def theirs():
         return toeplitz.optimize_banded_toeplitz(2048, 16)
 
     actual = ours(), np.asarray(theirs())
@@ -164,24 +164,24 @@ def optimize() -> Contest:
     return Contest(cpu(ours), cpu(theirs), {"rmse_over_theirs": relative})
 
 
-def _steps(ours: Callable[[], object], theirs: Callable[[], object]) -> Contest:
+def _steps(ours, theirs):
     """Five steps of noise each, after one that compiles."""
     ours(), theirs()
 
-    def five(step: Callable[[], object]) -> Callable[[], float]:
+    def five(step):
         return cpu(lambda: [step() for _ in range(5)])
 
     return Contest(five(ours), five(theirs), {})
 
 
-def _stream() -> Any:
+def _stream():
     from mfopt.noise import NoiseStream
     from mfopt.strategies import BLT
 
     return NoiseStream(BLT(SCALES, DECAYS), iterations=2048, noise_multiplier=1.0, clip_norm=1.0)
 
 
-def _optax_step(transformation: Any) -> Callable[[], None]:
+def _optax_step(transformation):
     """A jitted update that is fed its own state, buffers donated."""
     import jax
     import jax.numpy as jnp
@@ -190,7 +190,7 @@ def _optax_step(transformation: Any) -> Callable[[], None]:
     update = jax.jit(lambda g, s: transformation.update(g, s), donate_argnums=1)
     state = transformation.init(gradient)
 
-    def step() -> None:
+    def step():
         nonlocal state
         noisy, state = update(gradient, state)
         jax.block_until_ready((noisy, jax.tree.leaves(state)))
@@ -198,7 +198,7 @@ def _optax_step(transformation: Any) -> Callable[[], None]:
     return step
 
 
-def noise() -> Contest:
+def noise():
     """One step of a BLT's noise on 10⁶ parameters against jax-privacy, in float32 as here."""
     from jax_privacy import noise_addition
     from jax_privacy.matrix_factorization import buffered_toeplitz
@@ -212,7 +212,7 @@ def noise() -> Contest:
     return _steps(_optax_step(add_noise(_stream())), _optax_step(theirs))
 
 
-def torch() -> Contest:
+def torch():
     """The same in PyTorch against what one would write by hand, everything in place."""
     import torch
 
@@ -223,7 +223,7 @@ def torch() -> Contest:
     buffers = torch.zeros(len(DECAYS), 10**6)
     steps = itertools.count()
 
-    def theirs() -> None:
+    def theirs():
         gain, *rows = recursion.coefficients(next(steps))
         read, decay, feed = (torch.tensor(row).float() for row in rows)
         drawn.normal_(0.0, float(gain))
@@ -234,7 +234,7 @@ def torch() -> Contest:
     return _steps(lambda: ours.add_to(gradient), theirs)
 
 
-CONTESTS: dict[str, tuple[Callable[[], Contest], str]] = {
+CONTESTS = {
     "certify": (certify, "jax_privacy"),
     "account": (account, "dp_accounting"),
     "allocation": (allocation, "PLD-accounting"),
@@ -247,13 +247,13 @@ CONTESTS: dict[str, tuple[Callable[[], Contest], str]] = {
 # --- measuring, keeping, comparing ---------------------------------------------------------------
 
 
-def measured(contest: Contest, rounds: int) -> dict[str, Any]:
+def measured(contest, rounds):
     """The ratios of ``rounds`` pairs, after one that is not counted."""
     contest.ours(), contest.theirs()
     return {**in_turn(contest.ours, contest.theirs, rounds), **contest.facts}
 
 
-def worse(original: dict[str, Any], current: dict[str, Any]) -> dict[str, str]:
+def worse(original, current):
     """By contest, in words: ratios whose lower quartile is above the upper one they had."""
     reports = {}
     for name, old in original["contests"].items():
@@ -269,19 +269,18 @@ def worse(original: dict[str, Any], current: dict[str, Any]) -> dict[str, str]:
     return reports
 
 
-def file_of(report: dict[str, Any]) -> str:
+def file_of(report):
     """The name of a report's file: device and day."""
     device = re.sub(r"[^a-z0-9]+", "-", report["device"].lower()).strip("-")
     return f"{device}.{report['date']}.json"
 
 
-def latest_run(folder: Path, device: str) -> dict[str, Any] | None:
+def latest_run(folder, device):
     """The folder's last report of a device."""
     # the day is the last part of a name, and sorts as it is written
     begin = file_of({"device": device, "date": ""}).removesuffix(".json")
     mine = sorted(path for path in folder.iterdir() if path.name.startswith(begin))
-    actual: dict[str, Any] | None = json.loads(mine[-1].read_text()) if mine else None
-    return actual
+    return json.loads(mine[-1].read_text()) if mine else None
 
 
 bench = Bench(
@@ -296,11 +295,11 @@ parser, main = bench.parser, bench.main
 
 
 @bench.work
-def compared(options: Options) -> tuple[dict[str, Any], bool]:
+def compared(options):
     """Run the contests, keep their ratios, compare them with the last ones."""
     from mfopt.experiments import runner
 
-    actual: dict[str, Any] = {
+    actual = {
         "what": "CPU seconds of mfopt over those of the other package",
         "device": runner.device(),
         **machine("jax", "numpy"),  # the load is that of others, before this begins

@@ -17,8 +17,6 @@ number of a release), and what ``HARMLESS`` argues to keep the distribution of a
 listed apart, and another change is drawn.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import json
@@ -29,15 +27,13 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import bench_mutants
 import jax
 import numpy as np
 from bench_mutants import ROOT, copied, forked
-from harness import Bench, Options
+from harness import Bench
 
 FILES = (
     *(f"mfopt/training/{name}.py" for name in ("batching", "clipping", "gradients")),
@@ -64,11 +60,11 @@ HARMLESS = {
     ): "each stream begins 2^64 blocks later; it is 2^128 blocks long",
 }
 # settings of the audited runs, by the name of their factorization file
-RUNS: dict[str, dict[str, Any]] = {
+RUNS = {
     "user": {"algorithm": "uls"},
     "record": {"algorithm": "els", "privacy_unit": "record"},
 }
-_SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+_SWAPS = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
     ast.Mult: ast.Div,
@@ -86,11 +82,11 @@ _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 }
 
 
-def changes(statement: ast.stmt) -> Iterator[ast.stmt]:
+def changes(statement):
     """Copies of a statement with one change each."""
     for number, node in enumerate(ast.walk(statement)):
         changed = copy.deepcopy(statement)
-        twin: Any = list(ast.walk(changed))[number]
+        twin = list(ast.walk(changed))[number]
         if isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in _SWAPS:
             twin.op = _SWAPS[type(node.op)]()
         elif isinstance(node, ast.Compare) and type(node.ops[0]) in _SWAPS:
@@ -108,7 +104,7 @@ def changes(statement: ast.stmt) -> Iterator[ast.stmt]:
         yield changed
 
 
-def mutants(path: str, executed: set[int] | None = None) -> Iterator[tuple[str, str, str]]:
+def mutants(path, executed=None):
     """(place and change, statement, changed statement) of one file.
 
     Args:
@@ -136,7 +132,7 @@ def mutants(path: str, executed: set[int] | None = None) -> Iterator[tuple[str, 
                 )
 
 
-def audited(folder: Path) -> int:
+def audited(folder):
     """Audit the runs with the package that is imported, until anything is found; 1 if it is.
 
     Writes all batches and releases, and the names of the findings, to ``folder``.
@@ -151,16 +147,16 @@ def audited(folder: Path) -> int:
     steps, collected = [], []
     run = Trainer.run
 
-    def watched(trainer: Any, *arguments: Any) -> Iterator[Any]:
+    def watched(trainer, *arguments):
         for result in run(trainer, *arguments):
             leaves = jax.tree.leaves(jax.device_get(result.release))
             units = result.batch.units
             steps.extend([units[units >= 0], *leaves])
             yield result
 
-    Trainer.run = watched  # type: ignore[method-assign, assignment]
-    sizes: dict[str, Any] = {"records_per_user": 3, "length": 8, "microbatch": 2}
-    options: dict[str, Any] = {"canaries": CANARIES, "seed": SEED, "model": layered_model()}
+    Trainer.run = watched
+    sizes = {"records_per_user": 3, "length": 8, "microbatch": 2}
+    options = {"canaries": CANARIES, "seed": SEED, "model": layered_model()}
     for name, changed in RUNS.items():
         settings = TrainConfig(factorization="(an account)", **sizes, **changed)
         result = audit(mfopt.load(folder / f"{name}.npz"), settings, **options)
@@ -173,7 +169,7 @@ def audited(folder: Path) -> int:
     return 1 if collected else 0
 
 
-def change(original: list[np.ndarray], updated: list[np.ndarray]) -> str:
+def change(original, updated):
     """What happened to batches and releases: "same", "rounding" or "survived"."""
     if [x.shape for x in original] != [x.shape for x in updated]:
         return "survived"
@@ -187,15 +183,15 @@ def change(original: list[np.ndarray], updated: list[np.ndarray]) -> str:
     return "rounding" if all(alike) else "survived"
 
 
-def executed_lines(project: Path, folder: Path) -> dict[str, set[int]]:
+def executed_lines(project, folder):
     """Lines of ``FILES`` that the audits of the unchanged copy execute."""
 
-    def watched() -> int:
+    def watched():
         lines = defaultdict(set)
         tool = sys.monitoring.COVERAGE_ID
         sys.monitoring.use_tool_id(tool, "executed lines")
 
-        def line(code: Any, number: int) -> Any:
+        def line(code, number):
             lines[code.co_filename].add(number)
             return sys.monitoring.DISABLE
 
@@ -214,17 +210,17 @@ def executed_lines(project: Path, folder: Path) -> dict[str, set[int]]:
     return {path: set(numbers) for path, numbers in parsed.items()}
 
 
-def anywhere(name: str) -> str:
+def anywhere(name):
     """The name of a change without the number of its line."""
     return re.sub(r":\d+ ", " ", name, count=1)
 
 
-def is_of(entry: str, name: str) -> bool:
+def is_of(entry, name):
     """True for an entry, which may end with a reason, about the change ``name``, on any line."""
     return f"{anywhere(entry)}: ".startswith(f"{name}: ")
 
 
-def save_accounts(folder: Path) -> None:
+def save_accounts(folder):
     """The factorization files of the audited runs."""
     from mfopt import sampling, strategies
     from mfopt.mechanism import Mechanism
@@ -248,13 +244,13 @@ parser, main = bench.parser, bench.main
 
 
 @bench.work
-def caught(options: Options) -> dict[str, Any]:
+def caught(options):
     """Plant faults until there are as many as asked for; those that no audit finds are listed."""
     rng = random.Random(options.seed)
     kinds = ("caught", "survived", "harmless", "rounding", "same", "error")
     nothing = {"seed": options.seed, **{name: [] for name in kinds}}
     report = bench.earlier(nothing, "seed") | {"faults": options.count}
-    outcomes: dict[str, list[str]] = {name: report[name] for name in kinds}
+    outcomes = {name: report[name] for name in kinds}
     with tempfile.TemporaryDirectory() as index:
         project = copied(Path(index).resolve())
         folder = project / "audits"

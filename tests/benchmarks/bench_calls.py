@@ -10,8 +10,6 @@ once; a call that is still at work after ``--seconds`` is stopped like Ctrl-C an
 with 130; one that needs more than ``--gib``, or ends its process, has failed.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import importlib
@@ -28,17 +26,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
-from harness import Bench, Options
+from harness import Bench
 
 Call = list[str]
 
 # command -> a call that works, quickly where it can; FILE, DATA and NEW stand for paths
-GOOD: dict[str, str] = {
+GOOD = {
     "optimize": "--epochs 2 --iters 4 --eps 2 --delta 1e-3 --strategy identity --out NEW.npz",
     "certify": "FILE --eps 3 --delta 1e-2 --certify-samples 4096 --seed 1",
     "calibrate": "FILE --eps 3 --delta 1e-2 --certify-samples 4096 --seed 1 --out NEW.npz",
@@ -116,11 +112,11 @@ bench = Bench(
 parser, main = bench.parser, bench.main
 
 
-def options_of(path: str) -> dict[str, Any]:
+def options_of(path):
     """Main name -> click option of a command, without what help hides."""
     from mfopt_cli.main import cli
 
-    command: Any = cli
+    command = cli
     for name in path.split():
         command = command.get_command(click.Context(command), name)
     return {
@@ -130,7 +126,7 @@ def options_of(path: str) -> dict[str, Any]:
     }
 
 
-def hostile(param: Any, rng: random.Random) -> str:
+def hostile(param, rng):
     """A value to break this option with."""
     if isinstance(param.type, click.Path):
         return rng.choice(PATHS)
@@ -139,7 +135,7 @@ def hostile(param: Any, rng: random.Random) -> str:
     return rng.choice(WORDS + PATHS)
 
 
-def generate(count: int, seed: int) -> Iterator[Call]:
+def generate(count, seed):
     """``count`` calls, equally many of every command."""
     rng = random.Random(seed)
     reference = {path: options_of(path) for path in GOOD}
@@ -153,7 +149,7 @@ def generate(count: int, seed: int) -> Iterator[Call]:
         yield [*path.split(), *words]
 
 
-def _broken(words: Call, reference: dict[str, Any], rng: random.Random) -> Call:
+def _broken(words, reference, rng):
     """``words`` with one thing wrong: a value, a word too many or too few, an option twice."""
     words = list(words)
     kind = rng.random()
@@ -178,7 +174,7 @@ def _broken(words: Call, reference: dict[str, Any], rng: random.Random) -> Call:
     return [*words, rng.choice((*WORDS, "--no-such-option", "--eps", "-h", "--js"))]
 
 
-def prepare(folder: Path, strategy: str = "sqrt") -> dict[str, str]:
+def prepare(folder, strategy="sqrt"):
     """The paths that the capital words of a call stand for; ``strategy`` is that of FILE."""
     from mfopt_cli.main import main
 
@@ -207,7 +203,7 @@ class _OutOfTimeError(KeyboardInterrupt):
     """As Ctrl-C."""
 
 
-def run(call: Call, places: dict[str, str], seconds: float) -> dict[str, Any]:
+def run(call, places, seconds):
     """Make one call in this process; how it ended, and what is wrong with that."""
     from mfopt_cli.main import main
 
@@ -216,7 +212,7 @@ def run(call: Call, places: dict[str, str], seconds: float) -> dict[str, Any]:
     output, err, code, stopped = io.StringIO(), io.StringIO(), 0, False
     problem = ""
 
-    def stop(*_: object) -> None:
+    def stop(*_):
         nonlocal stopped
         stopped = True
         raise _OutOfTimeError
@@ -250,14 +246,14 @@ def run(call: Call, places: dict[str, str], seconds: float) -> dict[str, Any]:
     }
 
 
-def _placed(word: str, places: dict[str, str], folder: Path) -> str:
+def _placed(word, places, folder):
     name, dot, remaining = word.partition(".") if word.startswith("NEW") else word.partition("/")
     if name == "NEW":
         return str(folder / f"new{dot}{remaining}")
     return places.get(name, name) + dot + remaining
 
 
-def judge(call: Call, code: int, output: str, err: str, folder: Path, stopped: bool) -> str:
+def judge(call, code, output, err, folder, stopped):
     """What is wrong with how a call ended; an empty text where nothing is."""
     # an interrupt inside a garbage collector's callback is printed and dropped by Python itself
     if "Traceback" in output + err and not (stopped and "Exception ignored in" in err):
@@ -289,7 +285,7 @@ def judge(call: Call, code: int, output: str, err: str, folder: Path, stopped: b
     return ""
 
 
-def _is_error(output: str) -> bool:
+def _is_error(output):
     """True for the JSON object of an error, and nothing else."""
     try:
         return "error" in json.loads(output)
@@ -297,7 +293,7 @@ def _is_error(output: str) -> bool:
         return False
 
 
-def _finite(value: Any) -> None:
+def _finite(value):
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("a number that is not finite")
     inside = value.values() if isinstance(value, dict) else value
@@ -305,7 +301,7 @@ def _finite(value: Any) -> None:
         _finite(item)
 
 
-def _meaningless(call: Call) -> str:
+def _meaningless(call):
     path = " ".join(call[:2]) if " ".join(call[:2]) in GOOD else call[0]
     reference = options_of(path)
     if {"-h", "--help", "--list"} & set(call):
@@ -318,7 +314,7 @@ def _meaningless(call: Call) -> str:
     return ""
 
 
-def worker(calls: list[tuple[int, Call]], options: Options) -> None:
+def worker(calls, options):
     """Make the calls, one line of JSON on the original standard output for each."""
     report = os.fdopen(os.dup(1), "w")
     for name in IMPORTED:  # a call that is stopped must not leave half a module to the next one
@@ -332,7 +328,7 @@ def worker(calls: list[tuple[int, Call]], options: Options) -> None:
             report.flush()
 
 
-def drive(calls: list[Call], options: Options) -> list[dict[str, Any]]:
+def drive(calls, options):
     """All calls, in a child that is replaced when a call ends it."""
     remainder, results = collections.deque(enumerate(calls)), []
     while remainder:
@@ -380,7 +376,7 @@ def drive(calls: list[Call], options: Options) -> list[dict[str, Any]]:
 
 
 @bench.work
-def called(options: Options) -> tuple[dict[str, Any] | None, bool]:
+def called(options):
     """Make the calls; exit code 1 where something was wrong with one."""
     if options.worker:
         worker([(index, call) for index, call in json.load(sys.stdin)], options)

@@ -18,8 +18,6 @@ fits again). Then
 Exit code 1 at the first file that breaks this; it is kept, and its path printed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -29,13 +27,11 @@ import tracemalloc
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
-from harness import Bench, Options
+from harness import Bench
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
@@ -64,9 +60,7 @@ class Broken(AssertionError):
 class Target:
     """One kind of file: a good one, how it is loaded, and what of it must come back."""
 
-    def __init__(
-        self, path: Path, load: Callable[[Path], Any], facts: Callable[[Any], Any]
-    ) -> None:
+    def __init__(self, path, load, facts):
         self.path, self._load, self._facts = path, load, facts
         self.data = path.read_bytes()
         self.good = facts(load(path))  # and whatever is imported or compiled once
@@ -75,7 +69,7 @@ class Target:
             load(path)
         self.memory = peak[0]
 
-    def check(self, data: bytes) -> str:
+    def check(self, data):
         """Load ``data``; "same" or "refused"."""
         damaged = self.path.with_name(f"damaged-{self.path.name}")
         damaged.write_bytes(data)
@@ -93,7 +87,7 @@ class Target:
             raise Broken("it loads with other contents")
         return "same"
 
-    def _loaded(self, path: Path) -> tuple[Any, int]:
+    def _loaded(self, path):
         """(what came of a file, or None where it was refused; the most bytes that it took)."""
         actual = None
         with measured() as peak:
@@ -106,9 +100,9 @@ class Target:
 
 
 @contextlib.contextmanager
-def measured() -> Iterator[list[int]]:
+def measured():
     """The largest number of bytes that were allocated in the block and held at one time."""
-    peak: list[int] = []
+    peak = []
     tracemalloc.start()
     try:
         yield peak
@@ -117,10 +111,10 @@ def measured() -> Iterator[list[int]]:
         tracemalloc.stop()
 
 
-def targets(folder: Path) -> list[Target]:
+def targets(folder):
     """Good files of several kinds."""
     collected = []
-    kinds: list[tuple[Any, Any]] = [
+    kinds = [
         (S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), workloads.PrefixSums()),
         (S.Toeplitz(1.0 / np.arange(1.0, N + 1)), workloads.Momentum(0.9, np.ones(N))),
         (S.Dense(np.tril(np.full((N, N), 0.5)) + np.eye(N)), workloads.PrefixSums()),
@@ -152,7 +146,7 @@ def targets(folder: Path) -> list[Target]:
     return collected
 
 
-def contents(factorization: Factorization) -> Any:
+def contents(factorization):
     """All that a factorization is, comparable. History and provenance are told, not proved."""
     return (
         factorization.digest,
@@ -163,7 +157,7 @@ def contents(factorization: Factorization) -> Any:
     )
 
 
-def of_state(state: Any) -> Any:
+def of_state(state):
     leaves = jax.tree.leaves(state)
     return [(np.asarray(leaf).dtype.str, np.asarray(leaf).tolist()) for leaf in leaves]
 
@@ -172,7 +166,7 @@ def of_state(state: Any) -> Any:
 
 
 @st.composite
-def bytes_changed(draw: Any, data: bytes) -> bytes:
+def bytes_changed(draw, data):
     """Up to four spans replaced by other bytes: fewer (cut, truncated), more, or as many."""
     changed = bytearray(data)
     directory = max(data.find(b"PK\x01\x02"), 0)
@@ -194,7 +188,7 @@ _NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size
 
 
 @st.composite
-def members_changed(draw: Any, data: bytes) -> bytes:
+def members_changed(draw, data):
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = [(name, archive.read(name)) for name in archive.namelist()]
     drawn = draw(st.integers(0, len(members) - 1))
@@ -250,7 +244,7 @@ _VALUES = st.one_of(
 
 
 @st.composite
-def contents_changed(draw: Any, data: bytes) -> bytes:
+def contents_changed(draw, data):
     """Of a factorization: arrays or facts changed, with a digest that fits again."""
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
@@ -284,7 +278,7 @@ def contents_changed(draw: Any, data: bytes) -> bytes:
         holder, key = draw(
             st.sampled_from(sorted(_places(metadata), key=lambda p: (str(p[0]), p[1])))
         )
-        inside: Any = metadata
+        inside = metadata
         for part in holder:
             inside = inside[part]
         if draw(st.booleans()):
@@ -297,7 +291,7 @@ def contents_changed(draw: Any, data: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def _places(facts: dict[str, Any], holder: tuple[str, ...] = ()) -> list[tuple[Any, str]]:
+def _places(facts, holder=()):
     """Where a fact about the mechanism stands: (way to its object, name)."""
     descriptive = {"provenance", "guarantee", "workload"} if not holder else set()
     actual = [(holder, name) for name in facts if name not in descriptive]
@@ -310,15 +304,13 @@ def _places(facts: dict[str, Any], holder: tuple[str, ...] = ()) -> list[tuple[A
 WAYS = (bytes_changed, members_changed, contents_changed)
 
 
-def peak() -> float:
+def peak():
     """MiB that this process held at most, so far."""
     (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x]
     return int(line.split()[1]) / 1024
 
 
-def attack(
-    target: Target, variant: Any, counts: Counter[str], *, examples: int, number: int
-) -> None:
+def attack(target, variant, counts, *, examples, number):
     """Load so many files damaged in one way."""
 
     @seed(number)
@@ -330,14 +322,14 @@ def attack(
         suppress_health_check=list(HealthCheck),
     )
     @given(data=variant(target.data))
-    def once(data: bytes) -> None:
+    def once(data):
         counts[f"{target.path.name}, {variant.__name__}: {target.check(data)}"] += 1
 
     once()
 
 
 @bench.work
-def damaged(options: Options) -> tuple[dict[str, Any], bool]:
+def damaged(options):
     """Damage files for so many minutes; exit code 1 where memory grew too much."""
     folder = Path(tempfile.mkdtemp(prefix="mfopt-fuzz-"))
     reference = targets(folder)

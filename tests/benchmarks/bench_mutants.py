@@ -21,14 +21,13 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax  # noqa: F401 (for the copies)
 import pytest
 import scipy.stats  # noqa: F401
-from harness import Bench, Options
+from harness import Bench
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = Path(__file__).with_name("mutants.txt")
@@ -45,9 +44,9 @@ class Mutant(NamedTuple):
     harmless: str = ""
 
 
-def listed_mutants() -> dict[str, Mutant]:
+def listed_mutants():
     """By name, those of ``mutants.txt``."""
-    collected: dict[str, Mutant] = {}
+    collected = {}
     path = tests = name = selection = ""
     for line in LIST.read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
@@ -70,7 +69,7 @@ def listed_mutants() -> dict[str, Mutant]:
 # --- running --------------------------------------------------------------------------------------
 
 
-def survives(mutant: Mutant, copy: Path) -> bool:
+def survives(mutant, copy):
     """Whether all its tests pass with this mutant, written into ``copy`` of the project."""
     source = copy / mutant.path
     text = source.read_text(encoding="utf-8")
@@ -87,7 +86,7 @@ def survives(mutant: Mutant, copy: Path) -> bool:
     return code == 0
 
 
-def copied(folder: Path) -> Path:
+def copied(folder):
     """``folder`` with a copy of what the tests need of the project."""
     for part in ("artifacts", "cli", "docs", "mfopt", "tests"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
@@ -96,7 +95,7 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def forked(work: Callable[[], int | None], copy: Path) -> tuple[int, str]:
+def forked(work, copy):
     """(exit code that ``work`` returns, 70 where it raises; what it said).
 
     It is done in a copy of this process, so that JAX and the rest are imported once for all
@@ -139,12 +138,12 @@ parser, main = bench.parser, bench.main
 
 
 @bench.work
-def survived(options: Options) -> tuple[dict[str, Any], int]:
+def survived(options):
     """Run the chosen mutants; the exit code is that of survivors that should have been killed."""
     chosen = {name: mutant for name, mutant in listed_mutants().items() if options.only in name}
     if not chosen:
         raise SystemExit(f"--only {options.only}: no mutant has that in its name")
-    alive: list[str] = []
+    alive = []
     with tempfile.TemporaryDirectory() as folder:
         copy = copied(Path(folder))
         for name, mutant in chosen.items():  # before the first is run

@@ -18,7 +18,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import Bench, Options, cpu, listed
+from harness import Bench, cpu, listed
 
 from mfopt import _version
 
@@ -67,7 +67,7 @@ LONG = [  # half a minute a search and more: of each the check makes one, or non
 ]
 
 
-def every() -> list[Cell]:
+def every():
     """The cells of a release: default kinds at all shapes and ε, others at a few."""
     cells = [
         Cell(kind, "balls-in-bins", *shape, epsilon)
@@ -87,7 +87,7 @@ def every() -> list[Cell]:
     return list(dict.fromkeys([*CHECK, *LONG, *cells]))
 
 
-def rmse(cell: Cell, seed: int) -> tuple[float, str]:
+def rmse(cell, seed):
     """(RMSE at σ from fresh samples, why the search stopped) of one seed."""
     from mfopt.optimize import Form, Objective, Question, Search, Target, auto, kinds, optimize
     from mfopt.sampling import BallsInBins, FreshBins
@@ -108,7 +108,7 @@ def rmse(cell: Cell, seed: int) -> tuple[float, str]:
     return auto.scored(best.strategy, scheme, question).rmse, best.status
 
 
-def known() -> dict[Cell, tuple[float, str]]:
+def known():
     """(best RMSE, commit) by cell."""
     with TABLE.open(newline="") as file:
         return {
@@ -119,7 +119,7 @@ def known() -> dict[Cell, tuple[float, str]]:
         }
 
 
-def write(best: dict[Cell, tuple[float, str]]) -> None:
+def write(best):
     """Replace the table."""
     with TABLE.open("w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
@@ -128,9 +128,7 @@ def write(best: dict[Cell, tuple[float, str]]) -> None:
             rows.writerow([*cell[:4], f"{cell.epsilon:g}", f"{value:.6g}", commit])
 
 
-def failures(
-    rows: list[dict[str, Any]], best: dict[Cell, tuple[float, str]], limit: float
-) -> list[str]:
+def failures(rows, best, limit):
     """Searches whose RMSE is not finite and within ``limit`` percent of a known best, as lines."""
     lines = []
     for row in rows:
@@ -144,10 +142,10 @@ def failures(
     return lines
 
 
-def excesses(rows: list[dict[str, Any]]) -> list[str]:
+def excesses(rows):
     """Cells in which a kind ended more than 0.3% above one that it contains, as lines."""
-    worst: dict[tuple[Any, ...], float] = {}
-    lowest: dict[tuple[Any, ...], float] = {}
+    worst = {}
+    lowest = {}
     for row in rows:
         cell = tuple(row["cell"])
         worst[cell] = max(worst.get(cell, 0.0), row["rmse"])
@@ -175,7 +173,7 @@ parser, main = bench.parser, bench.main
 
 
 @bench.work
-def searched(options: Options) -> tuple[dict[str, Any], bool]:
+def searched(options):
     """Run the cells, and say how far above the best each ended."""
     required = CHECK if options.check else every()
     required = [cell for cell in required if not options.kinds or cell.kind in options.kinds]

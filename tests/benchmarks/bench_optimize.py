@@ -8,8 +8,6 @@ is a plain loop of Python, timed before and after: what a slow hour of a shared 
 The whole takes half an hour, most of it for 16,384 bins.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -18,9 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from harness import Bench, Options, choice, cpu, machine
+from harness import Bench, choice, cpu, machine
 
 # epochs × bins; the last has a million iterations in few bins
 SIZES = {"8x1024": (8, 1024), "8x4096": (8, 4096), "8x16384": (8, 16384), "7813x128": (7813, 128)}
@@ -41,7 +38,7 @@ bench = Bench(
 parser, main = bench.parser, bench.main
 
 
-def command(folder: Path, kept: Path, *words: str) -> dict[str, Any]:
+def command(folder, kept, *words):
     """What one process takes, and what it says of its result; ``kept``: its compiled programs."""
     # this process has a cache of its own, which another would take for its host's choice
     ours = ("JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE")
@@ -65,20 +62,20 @@ def command(folder: Path, kept: Path, *words: str) -> dict[str, Any]:
     return {**participated, **said, "evaluations": printed["provenance"]["evaluations"]}
 
 
-def optimized(folder: Path, kept: Path, epochs: int, bins: int) -> dict[str, Any]:
+def optimized(folder, kept, epochs, bins):
     """A whole search with its certificate, at ε = 2."""
     words = f"optimize --epochs {epochs} --iters {bins} --eps 2 --force --json --out found.npz"
     return command(folder, kept, *words.split())
 
 
-def yardstick() -> float:
+def yardstick():
     """CPU seconds of twenty million steps of a loop."""
     return cpu(lambda: sum(number for number in range(20_000_000)))[1]
 
 
-def started(folder: Path, repeats: int) -> dict[str, Any]:
+def started(folder, repeats):
     """The everyday commands, cold and warm: medians, and all wall times."""
-    rows: dict[str, list[dict[str, Any]]] = {}
+    rows = {}
     for number in range(repeats):
         for name, size in COMMANDS.items():
             for state in ("cold", "warm"):
@@ -95,7 +92,7 @@ def started(folder: Path, repeats: int) -> dict[str, Any]:
 
 
 @bench.work
-def measured(options: Options) -> dict[str, Any]:
+def measured(options):
     """Everyday commands, then sizes."""
     actual, ticks = machine("jax", "numpy"), [yardstick()]
     with tempfile.TemporaryDirectory() as name:

@@ -9,18 +9,14 @@ takes a quarter of the steps: its shares are larger than those of a whole run. N
 one step for a million parameters, by PyTorch and by JAX in turns.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from harness import Bench, Options, cpu, in_turn, machine
+from harness import Bench, cpu, in_turn, machine
 
 sys.path.append(str(Path(__file__).parents[1]))
 from statements import stated
@@ -33,13 +29,13 @@ bench = Bench(__file__, __doc__, steps=(1000, "Steps of a run."))
 parser, main = bench.parser, bench.main
 
 
-def factorization(steps: int) -> Any:
+def factorization(steps):
     """A C of two buffers for as many steps at least, whose guarantee nobody proves."""
     scheme = BallsInBins(bins=BINS, epochs=-(-steps // BINS))
     return stated(BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), scheme, 1.0, status="certified")
 
 
-def measured(make: Callable[[], Any], shape: tuple[int, ...], steps: int) -> dict[str, Any]:
+def measured(make, shape, steps):
     """Times and shares of a run; ``shape`` of a batch."""
     import torch
 
@@ -54,41 +50,41 @@ def measured(make: Callable[[], Any], shape: tuple[int, ...], steps: int) -> dic
     ours, theirs = (torch.optim.SGD(model.parameters(), lr=0.01) for model in (private, plain))
     run.attach(ours)
     ours.state_dict()  # from now on the ledger is a file
-    times: dict[Any, list[float]] = {ours: [], theirs: []}
-    ledger: list[float] = []
+    times = {ours: [], theirs: []}
+    ledger = []
     probes = [0]  # before each step
 
-    def clocked(owner: Any, name: str) -> None:
+    def clocked(owner, name):
         function = getattr(owner, name)
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments):
             result, seconds = cpu(function, *arguments)
             ledger.append(seconds)
             return result
 
         setattr(owner, name, call)
 
-    clocked(run.noise.ledger, "release")  # type: ignore[union-attr]
+    clocked(run.noise.ledger, "release")
     clocked(private_run, "release_fingerprint")
 
-    def loss(model: Any, batch: Any) -> Any:
+    def loss(model, batch):
         return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    def step(optimizer: Any, backward: Callable[[Any], Any], loader: Any) -> Callable[[], float]:
+    def step(optimizer, backward, loader):
         batches = itertools.chain.from_iterable(itertools.repeat(loader))
 
-        def once() -> None:
+        def once():
             backward(next(batches))
             optimizer.step()
             optimizer.zero_grad()
 
-        def seconds() -> float:
+        def seconds():
             times[optimizer].append(cpu(once)[1])
             return times[optimizer][-1]
 
         return seconds
 
-    def backward(batch: Any) -> None:
+    def backward(batch):
         run.backward(private, loss, batch)
         probes.append(run._probes)
 
@@ -108,7 +104,7 @@ def measured(make: Callable[[], Any], shape: tuple[int, ...], steps: int) -> dic
     }
 
 
-def measured_in_jax(steps: int) -> dict[str, Any]:
+def measured_in_jax(steps):
     """Times of a step's compiled gradient of an MLP of 406,528 parameters, private and plain."""
     import jax
 
@@ -121,26 +117,26 @@ def measured_in_jax(steps: int) -> dict[str, Any]:
     states = [run.init(params)]
     batches = iter(run.batches(states[0]))
 
-    def loss(p: Any, rows: Any) -> Any:
+    def loss(p, rows):
         return jax.numpy.square(jax.nn.relu(rows @ p[0]) @ p[1]).sum()
 
     private = jax.jit(lambda *rest: run.gradient(jax.grad(loss), params, x, *rest))
     plain = jax.jit(lambda batch: jax.grad(loss)(params, x[batch]))
 
-    def private_seconds() -> float:
+    def private_seconds():
         batch = next(batches)
         result, seconds = cpu(lambda: jax.block_until_ready(private(batch, *states)))
         states[:] = result[1:]
         return seconds
 
-    def plain_seconds() -> float:
+    def plain_seconds():
         batch = draws.permutation(len(x))[:128]
         return cpu(lambda: jax.block_until_ready(plain(batch)))[1]
 
     return in_turn(private_seconds, plain_seconds, steps)
 
 
-def measured_noise(steps: int) -> dict[str, Any]:
+def measured_noise(steps):
     """Times of a step's noise for a million parameters: of PyTorch's, of JAX's."""
     import jax
     import torch
@@ -152,21 +148,21 @@ def measured_noise(steps: int) -> dict[str, Any]:
     sums = torch.zeros(10**6)
     adding, states = TorchNoise(stream, [sums]), [stream.init(np.zeros(10**6, np.float32))]
 
-    def in_jax() -> None:
+    def in_jax():
         states[:] = jax.block_until_ready(stream.next(states[0]))[1:]
 
     return in_turn(lambda: cpu(adding.add_to, [sums])[1], lambda: cpu(in_jax)[1], steps)
 
 
 @bench.work
-def report(options: Options) -> dict[str, Any]:
+def report(options):
     """Of an MLP of 407,050 parameters, and of a transformer layer of width 256."""
     import torch
     from torch import nn
 
     torch.set_num_threads(1)
 
-    def layer() -> nn.Module:
+    def layer():
         encoder = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
         return nn.Sequential(encoder, nn.Flatten(), nn.Linear(32 * 256, 10))
 

@@ -9,21 +9,18 @@ A seeded draw takes a file, a statement of one of its functions and a change of 
 estimates and plans are among them, which is for a reader to judge, so the target is a share, 80%.
 """
 
-from __future__ import annotations
-
 import random
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from bench_audit_mutants import mutants
 from bench_mutants import LIST, Mutant, copied, survives
-from harness import Bench, Options
+from harness import Bench
 
 
-def tests_of_files() -> dict[str, str]:
+def tests_of_files():
     """Words for pytest that name the tests of each file of ``mutants.txt``."""
-    tests: dict[str, str] = {}
+    tests = {}
     for line in LIST.read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
             path, words = line[1:].split("] ")
@@ -38,12 +35,12 @@ parser, main = bench.parser, bench.main
 
 
 @bench.work
-def killed(options: Options) -> dict[str, Any]:
+def killed(options):
     """Run the tests with each drawn change; those that pass them all are listed."""
     rng, tests = random.Random(options.seed), tests_of_files()
     by_file = {path: list(mutants(path)) for path in tests}
     every_test = " ".join(dict.fromkeys(" ".join(tests.values()).split()))
-    alive: list[str] = []
+    alive = []
     with tempfile.TemporaryDirectory() as folder:
         project = copied(Path(folder))
         unchanged = Mutant("mfopt/__init__.py", "", "", f"{every_test} -m 'not release'")

@@ -11,20 +11,16 @@ is (loss at the default - least loss) / (loss before - least loss), of what can 
 sets that are in the file are not swept again.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from harness import Bench, Options, choice, cpu, machine
+from harness import Bench, choice, cpu, machine
 from training_runs import Runs
 
 from mfopt.optimize import Form, Question, Target, factorize
@@ -37,7 +33,7 @@ LEAST_WORDS = 8
 Record = tuple[str, str]  # user, text
 
 
-def texts_of(split: Callable[[str], list[str]], modules: int, *packages: str) -> Iterator[Record]:
+def texts_of(split, modules, *packages):
     """Texts that ``split`` finds in so many modules of each package."""
     for name in packages:
         folder = Path(str(util.find_spec(name).origin)).parent
@@ -47,7 +43,7 @@ def texts_of(split: Callable[[str], list[str]], modules: int, *packages: str) ->
             yield from ((str(path), text) for text in texts if len(text.split()) >= LEAST_WORDS)
 
 
-def descriptions() -> Iterator[Record]:
+def descriptions():
     """Paragraphs of the installed packages' own descriptions."""
     for package in metadata.distributions():
         text = package.metadata.get_payload() or package.metadata.get("Description", "")
@@ -56,7 +52,7 @@ def descriptions() -> Iterator[Record]:
                 yield package.metadata["Name"], paragraph
 
 
-SOURCES: dict[str, Callable[[], Iterator[Record]]] = {
+SOURCES = {
     "docstrings of PyTorch": partial(texts_of, docstrings_of, 600, "torch"),
     "docstrings of JAX and Flax": partial(texts_of, docstrings_of, 300, "jax", "flax", "optax"),
     "code of transformers": partial(texts_of, functions_of, 400, "transformers"),
@@ -75,7 +71,7 @@ bench = Bench(
 parser, main = bench.parser, bench.main
 
 
-def swept(data: str, folder: Path, options: Options) -> dict[str, Any]:
+def swept(data, folder, options):
     """Losses on one data set by displacement, and what the default loses."""
     lines = [json.dumps({"user": user, "text": text}) + "\n" for user, text in SOURCES[data]()]
     path = folder / "corpus.jsonl"
@@ -92,11 +88,11 @@ def swept(data: str, folder: Path, options: Options) -> dict[str, Any]:
         )
     )
     default, before = runs.prepared.config.move, float("nan")
-    losses: dict[float, float] = {}
+    losses = {}
     factors = {1.0, *options.factors}
     while factors:
         for factor in sorted(factors):
-            at: dict[str, Any] = {"rate": 0.0, "move": factor * default, "selection": "random"}
+            at = {"rate": 0.0, "move": factor * default, "selection": "random"}
             curves = [
                 runs.run(seed=seed, **at)[0]["held-out-users"] for seed in range(options.repeats)
             ]
@@ -118,9 +114,9 @@ def swept(data: str, folder: Path, options: Options) -> dict[str, Any]:
 
 
 @bench.work
-def measured(options: Options) -> dict[str, Any]:
+def measured(options):
     """Each data set's sweep."""
-    report: dict[str, Any] = bench.earlier({"machine": machine("jax")})
+    report = bench.earlier({"machine": machine("jax")})
     with tempfile.TemporaryDirectory() as name:
         question = Question(Target(8.0, 1e-5, "user", seed=0), Form("blt"))
         account = factorize(BallsInBins(8, 4), question)

@@ -21,8 +21,6 @@ older one's place once it is added.
     python tests/benchmarks/bench_settings.py --count 10000 --log settings.jsonl --out FILE
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import importlib
@@ -35,12 +33,10 @@ import resource
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from harness import Bench, Options
+from harness import Bench
 from scipy import stats  # here, or every setting's process would import it anew
 
 from mfopt import _version
@@ -67,8 +63,6 @@ _SLACK = 1e-4  # of ε between two answers that are each up to 3e-5 above the tr
 # rounds with a large loss have the truth above 22.01876)
 ARBITRATED = (6610, 7170, 8630)
 
-Setting = dict[str, Any]
-
 bench = Bench(
     __file__,
     __doc__,
@@ -81,10 +75,10 @@ bench = Bench(
 parser, main = bench.parser, bench.main
 
 
-def draw(rng: np.random.Generator) -> Setting:
+def draw(rng):
     """One setting."""
 
-    def between(low: float, high: float) -> float:
+    def between(low, high):
         return float(10 ** rng.uniform(math.log10(low), math.log10(high)))
 
     return {
@@ -96,23 +90,23 @@ def draw(rng: np.random.Generator) -> Setting:
     }
 
 
-def settings(count: int, seed: int = 0) -> list[Setting]:
+def settings(count, seed=0):
     """``count`` settings; the first of a longer list are those of a shorter one."""
     return [draw(np.random.default_rng((seed, index))) for index in range(count)]
 
 
-def make(setting: Setting) -> Mechanism:
+def make(setting):
     """The mechanism of a setting."""
     scheme = Poisson(min(setting["probability"], 1.0), setting["iterations"])
     return Mechanism(scheme, group_size=setting["group_size"])
 
 
-def check(setting: Setting) -> Setting:
+def check(setting):
     """What was found for one setting, and the list of what is wrong with it."""
     mechanism = make(setting)
-    wrong: list[str] = []
+    wrong = []
     target, delta = setting["epsilon"], setting["delta"]
-    result: Setting = {**setting, "wrong": wrong}
+    result = {**setting, "wrong": wrong}
     try:
         with _measured(result, "sigma"):
             sigma = account(mechanism, epsilon=target, delta=delta).noise_multiplier
@@ -144,13 +138,13 @@ def check(setting: Setting) -> Setting:
     return result
 
 
-def _epsilon(setting: Setting, sigma: float) -> float:
+def _epsilon(setting, sigma):
     """What ``account`` would say, without the other end of its bracket, which takes as long."""
-    bound: Any = analysis(make(setting))
+    bound = analysis(make(setting))
     return float(bound.parts[-1].bound.profile(sigma).epsilon(setting["delta"]))
 
 
-def _worse(setting: Setting) -> dict[str, Setting]:
+def _worse(setting):
     return {
         "probability": {**setting, "probability": min(1.0, 1.1 * setting["probability"])},
         "iterations": {**setting, "iterations": math.ceil(1.1 * setting["iterations"])},
@@ -160,7 +154,7 @@ def _worse(setting: Setting) -> dict[str, Setting]:
 
 
 @contextlib.contextmanager
-def _measured(result: Setting, name: str) -> Iterator[None]:
+def _measured(result, name):
     started = time.process_time()
     try:
         yield
@@ -171,7 +165,7 @@ def _measured(result: Setting, name: str) -> Iterator[None]:
             result["wrong"].append(f"{name} took {spent:.1f} s of CPU time")
 
 
-def reference(result: Setting, finer: float = 1.0) -> list[float]:
+def reference(result, finer=1.0):
     """dp_accounting's optimistic and pessimistic ε at the σ that :func:`check` found.
 
     ``finer``: its grid, of spacing 1e-3 or a hundredth of ε, is this many times finer.
@@ -181,7 +175,7 @@ def reference(result: Setting, finer: float = 1.0) -> list[float]:
     sigma, options = result["noise_multiplier"], {}
     options["value_discretization_interval"] = _interval(result, finer)
 
-    def one_round(pessimistic: bool) -> Any:
+    def one_round(pessimistic):
         extra = {**options, "pessimistic_estimate": pessimistic}
         if result["group_size"] > 1:
             return pld.from_mixture_gaussian_mechanism(sigma, *_mixture(result), **extra)
@@ -196,18 +190,18 @@ def reference(result: Setting, finer: float = 1.0) -> list[float]:
     ]
 
 
-def _interval(result: Setting, finer: float) -> float:
+def _interval(result, finer):
     return float(min(1e-3, result["found"] / 100) / finer)
 
 
-def _mixture(result: Setting) -> tuple[list[int], list[float]]:
+def _mixture(result):
     """How many of a group take part, and how likely that is."""
     count = np.arange(result["group_size"] + 1)
     weights = stats.binom.pmf(count, result["group_size"], result["probability"])
     return count[weights > 0].tolist(), weights[weights > 0].tolist()
 
 
-def hopeless(result: Setting, seconds: float, finer: float = 1.0) -> bool:
+def hopeless(result, seconds, finer=1.0):
     """Whether the reference has more points on its grid than it can look at in this CPU time."""
     from dp_accounting.pld import privacy_loss_mechanism
 
@@ -222,13 +216,13 @@ def hopeless(result: Setting, seconds: float, finer: float = 1.0) -> bool:
     return bool(span / _interval(result, finer) > limit)
 
 
-def contradiction(brackets: list[list[float]]) -> bool:
+def contradiction(brackets):
     """Whether (optimistic ε, pessimistic ε) on grids, from coarse to fine, cannot all be right.
 
     Each grid holds the one before, so that its bracket lies within that one's.
     """
 
-    def above(larger: float, smaller: float) -> bool:
+    def above(larger, smaller):
         return larger > smaller * (1 + 1e-6) + 1e-9
 
     lows, highs = zip(*brackets, strict=True)
@@ -239,7 +233,7 @@ def contradiction(brackets: list[list[float]]) -> bool:
     )
 
 
-def isolated(work: Callable[[], Any], seconds: float) -> tuple[Any, int, str]:
+def isolated(work, seconds):
     """(result or None, peak memory in bytes, what went wrong) of ``work`` in a process."""
     with tempfile.TemporaryFile() as pipe:
         child = os.fork()
@@ -262,7 +256,7 @@ def isolated(work: Callable[[], Any], seconds: float) -> tuple[Any, int, str]:
         return (None, peak, loaded) if os.WEXITSTATUS(status) else (loaded, peak, "")
 
 
-def examine(setting: Setting, *, compare: bool) -> Setting:
+def examine(setting, *, compare):
     """All checks of one setting, each in its own process."""
     actual, peak, problem = isolated(lambda: check(setting), 12 * SECONDS)
     if actual is None:
@@ -288,17 +282,16 @@ def examine(setting: Setting, *, compare: bool) -> Setting:
     return actual
 
 
-def _asked(result: Setting, seconds: float, finer: float = 1.0) -> list[float] | None:
+def _asked(result, seconds, finer=1.0):
     """What :func:`reference` says, or None: where it has no answer in time, or none at all."""
 
-    def ask() -> list[float] | None:
+    def ask():
         return None if hopeless(result, seconds, finer) else reference(result, finer)
 
-    answer: list[float] | None = isolated(ask, seconds)[0]
-    return answer
+    return isolated(ask, seconds)[0]
 
 
-def grids(result: Setting) -> list[list[float]]:
+def grids(result):
     """The reference's bracket and, if it has them in time, those on two other grids."""
     limit = 3 * _REFERENCE_SECONDS
     coarse, fine = _asked(result, limit, 1 / 3), _asked(result, limit, 3.0)
@@ -306,7 +299,7 @@ def grids(result: Setting) -> list[list[float]]:
     return [grid for grid in (coarse, result["reference"], fine) if grid is not None]
 
 
-def finished(log: Path | None, chosen: list[Setting]) -> list[Setting]:
+def finished(log, chosen):
     """What the log has of the settings that were chosen, as they are drawn today."""
     if log is None or not log.is_file():
         return []
@@ -319,7 +312,7 @@ def finished(log: Path | None, chosen: list[Setting]) -> list[Setting]:
     return current
 
 
-def summary(results: list[Setting]) -> dict[str, Any]:
+def summary(results):
     """Numbers of all settings, and those with something wrong."""
     names = [f"{name}_seconds" for name in ("sigma", "epsilon", "delta")]
     times = [r[name] for r in results for name in names if name in r]
@@ -361,7 +354,7 @@ def summary(results: list[Setting]) -> dict[str, Any]:
 
 
 @bench.work
-def examined(options: Options) -> tuple[dict[str, Any], bool]:
+def examined(options):
     """Examine settings; exit code 1 where something was wrong."""
     begun = time.perf_counter()
     chosen = settings(options.first + options.count, options.seed)

@@ -10,13 +10,10 @@ where what is shown is off by more than a factor of two.
 import tempfile
 import time
 from types import SimpleNamespace
-from typing import Any
 
-from harness import Bench, Options, machine
+from harness import Bench, machine
 from mfopt_cli import live
 from mfopt_cli.commands import train
-
-from mfopt.progress import Progress
 
 SETTINGS = (
     "--epochs=2 --iters=32 --strategy=identity",
@@ -29,12 +26,12 @@ bench = Bench(__file__, __doc__)
 parser, main = bench.parser, bench.main
 
 
-def shares(line: str) -> list[float]:
+def shares(line):
     """Smallest and largest shown time left over the actual one in a run."""
-    told: list[tuple[str, float, float]] = []
+    told = []
 
     class Recorded(live.Live):
-        def __call__(self, event: Progress) -> None:
+        def __call__(self, event):
             super().__call__(event)
             clock = time.process_time()
             seconds = self._left(clock).removeprefix("about ").removesuffix(" left")
@@ -50,7 +47,7 @@ def shares(line: str) -> list[float]:
 
 
 @bench.work
-def measured(options: Options) -> tuple[dict[str, Any], bool]:
+def measured(options):
     """Both ends for each run."""
     live.time = SimpleNamespace(perf_counter=time.process_time)
     live.words = SimpleNamespace(duration=str)

@@ -11,16 +11,12 @@ other load on the machine spoils ratios as little as it can, else of time. Chua 
 12) report 1.04 to 1.09.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-from harness import Bench, Options, choice, machine
+from harness import Bench, choice, machine
 
 SIZES = {
     "tiny": {"n_embd": 128, "n_layer": 2, "n_head": 4},
@@ -50,7 +46,7 @@ bench = Bench(
 parser, main = bench.parser, bench.main
 
 
-def _steps(name: str, size: str, options: Options) -> Iterator[float]:
+def _steps(name, size, options):
     """Seconds of one step after the other of one contender."""
     import jax
     import optax
@@ -79,15 +75,15 @@ def _steps(name: str, size: str, options: Options) -> Iterator[float]:
     shape = (options.users, options.records_per_user, options.length)
     tokens = rng.integers(0, options.vocab_size, shape)
     store = TokenStore.from_records(tokens.tolist(), vocab_size=options.vocab_size)
-    shared: dict[str, Any] = {"length": options.length}
+    shared = {"length": options.length}
     # a fixed order of one bin: every step takes every unit
     if name == "els":
-        units: Any = RecordUnits(store, group_size=options.records_per_user, reserve=True, **shared)
+        units = RecordUnits(store, group_size=options.records_per_user, reserve=True, **shared)
     else:
         units = UserUnits(store, records=options.records_per_user, **shared)
     scheme = FixedOrder(bins=1, epochs=10_000)
     sampler = Sampler(scheme, units.population, 0, microbatch=options.microbatch)
-    clipping: Clipping | NoClipping = NoClipping()
+    clipping = NoClipping()
     noise = None
     if name != "none":
         clipping = Clipping(1.0, normalized=True)
@@ -108,7 +104,7 @@ def _steps(name: str, size: str, options: Options) -> Iterator[float]:
         clock = time.perf_counter()
 
 
-def measure(size: str, options: Options) -> dict[str, Any]:
+def measure(size, options):
     """Least, median and first (with compilation) step time of each contender, in seconds.
 
     ``ratio`` is that of CPU-seconds on a CPU, else of time.
@@ -119,8 +115,8 @@ def measure(size: str, options: Options) -> dict[str, Any]:
     first = {name: next(run) for name, run in runs.items()}
     for run in runs.values():
         next(run)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    spent: dict[str, list[float]] = {name: [] for name in runs}
+    seconds = {name: [] for name in runs}
+    spent = {name: [] for name in runs}
     for _ in range(options.steps):
         for name, run in runs.items():
             # the time since this contender's last step includes the others' steps, so the clock
@@ -145,7 +141,7 @@ def measure(size: str, options: Options) -> dict[str, Any]:
 
 
 @bench.work
-def measured(options: Options) -> dict[str, Any]:
+def measured(options):
     """A table for each model."""
     begun, load = time.perf_counter(), os.getloadavg()[0]
     results = {size: measure(size, options) for size in options.models}

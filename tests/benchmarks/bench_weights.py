@@ -8,14 +8,10 @@ form that is searched by default, with σ from fresh samples. Models are trained
 the change with others in percent of it with half a 95% interval, over paired seeds.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 from accuracy_all import BINS, DELTA, EPOCHS, STEPS, _estimated, interval
 from accuracy_runs import scores
-from harness import Bench, Options
+from harness import Bench
 
 from mfopt import final_model, optimize
 from mfopt.final_model import DEFAULT_SCHEDULES, WORKLOAD_SHARE
@@ -47,9 +43,9 @@ parser, main = bench.parser, bench.main
 
 
 @bench.work
-def measured(options: Options) -> Any:
+def measured(options):
     """Cell -> mean losses with today's weights, and changes with others."""
-    report: dict[str, Any] = {}
+    report = {}
     for name, (scheme_class, kind) in SCHEMES.items():
         for epsilon in options.eps:
             losses = {}

@@ -10,8 +10,6 @@
 to ``--out``; work that returns (report, exit code) has that code.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -20,10 +18,8 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from mfopt_cli.options import whole
@@ -35,7 +31,7 @@ sys.path.append(str(Path(__file__).parents[2] / "artifacts" / "papers"))  # of t
 Options = argparse.Namespace
 
 
-def count(text: str) -> int:
+def count(text):
     """A whole number, which may be written 1e6 or 10M."""
     try:
         return whole(text)
@@ -43,13 +39,11 @@ def count(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} {problem}") from None
 
 
-def listed(
-    convert: Callable[[str], Any], choices: Iterable[str] = ()
-) -> Callable[[str], list[Any]]:
+def listed(convert, choices=()):
     """A comma-separated list of what ``item`` reads, each of ``choices`` where there are any."""
     reference = list(choices)
 
-    def parse(text: str) -> list[Any]:
+    def parse(text):
         words = [word.strip() for word in text.split(",")]
         for word in words:
             if reference and word not in reference:
@@ -60,7 +54,7 @@ def listed(
     return parse
 
 
-def choice(reference: Iterable[str], default: Sequence[str] = ()) -> tuple[Any, ...]:
+def choice(reference, default=()):
     """An option that is a list of some of ``known``; all of them where there is no ``default``."""
     names = [*reference]
     return [*default] or names, f"Which of {', '.join(names)}; a list.", listed(str, names)
@@ -69,7 +63,7 @@ def choice(reference: Iterable[str], default: Sequence[str] = ()) -> tuple[Any, 
 class Parser(argparse.ArgumentParser):
     """Reads a benchmark's options, and refuses what no benchmark can do."""
 
-    def parse_args(self, *arguments: Any, **keywords: Any) -> Any:
+    def parse_args(self, *arguments, **keywords):
         """Parse; an ``--out`` that cannot be written and numbers not above 0 are refused."""
         actual = super().parse_args(*arguments, **keywords)
         for action in self._actions:
@@ -100,17 +94,17 @@ class Bench:
         flag.
     """
 
-    def __init__(self, file: str, doc: str | None, **options: tuple[Any, ...]) -> None:
+    def __init__(self, file, doc, **options):
         self.script = Path(file).name
         self._doc, self._options = doc, options
-        self._work: Callable[[Any], Any] | None = None
+        self._work = None
 
-    def work(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def work(self, function):
         """Decorator of what does it all: from the options to a report."""
         self._work = function
         return function
 
-    def parser(self) -> Parser:
+    def parser(self):
         """Its options, --seed among them where it has one, and --out."""
         words = Parser(
             prog=f"python tests/benchmarks/{self.script}",
@@ -120,7 +114,7 @@ class Bench:
         )
         for name, (default, text, *reader) in self._options.items():
             example = default[0] if isinstance(default, list) else default
-            kind: Any = {int: count}.get(type(example), type(example))
+            kind = {int: count}.get(type(example), type(example))
             kind = listed(kind) if default is not example else kind
             options = {"default": default, "type": next(iter(reader), kind)}
             if default is False:
@@ -129,7 +123,7 @@ class Bench:
         words.add_argument("--out", type=Path, help="JSON file to write, replacing what is there.")
         return words
 
-    def main(self, arguments: list[str] | None = None) -> int:
+    def main(self, arguments=None):
         """Do the work, print its report and keep it; returns the exit code."""
         settings = sys.argv[1:] if arguments is None else arguments
         options = self.parser().parse_args(settings)
@@ -149,7 +143,7 @@ class Bench:
             print(json.dumps(report, indent=2, ensure_ascii=False))
         return int(code)
 
-    def keep(self, report: Any) -> None:
+    def keep(self, report):
         """Write what there is to --out and into the manifest of its folder, or of the one above."""
         if self.out is None:
             return
@@ -172,15 +166,15 @@ class Bench:
                     seconds=time.perf_counter() - self.begun,
                 )
 
-    def earlier(self, nothing: dict[str, Any], same: str = "") -> dict[str, Any]:
+    def earlier(self, nothing, same=""):
         """The report in --out, to go on with, or ``nothing`` where ``same`` in it is another."""
         if self.out is None or not self.out.is_file():
             return nothing
-        parsed: dict[str, Any] = json.loads(self.out.read_text())
+        parsed = json.loads(self.out.read_text())
         return nothing if same and parsed.get(same) != nothing[same] else parsed
 
 
-def machine(*packages: str) -> dict[str, Any]:
+def machine(*packages):
     """What a time depends on: the load of others, cores, versions."""
     return {
         "cores": os.cpu_count(),
@@ -190,14 +184,14 @@ def machine(*packages: str) -> dict[str, Any]:
     }
 
 
-def cpu(call: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
+def cpu(call, *arguments):
     """(result, CPU seconds of all threads): a busy machine changes them little."""
     begun = time.process_time()
     result = call(*arguments)
     return result, time.process_time() - begun
 
 
-def in_turn(first: Callable[[], float], second: Callable[[], float], rounds: int) -> dict[str, Any]:
+def in_turn(first, second, rounds):
     """The ratio of two times, in turn in one process, who is first taking turns.
 
     Whatever else runs on the machine meets both alike, so the median of many ratios is worth more
@@ -217,7 +211,7 @@ def in_turn(first: Callable[[], float], second: Callable[[], float], rounds: int
     }
 
 
-def mean(values: Any) -> dict[str, float]:
+def mean(values):
     """Mean of repeated values and its standard error."""
     error = float(np.std(values, ddof=1) / math.sqrt(len(values)))
     return {"mean": float(np.mean(values)), "standard_error": error}

@@ -13,8 +13,6 @@ one of its sub-packages), a record one of its docstrings.
 of 16 steps, adapters of rank 4, rows of 32 tokens. A run that is in the file is not made again.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import importlib.util
@@ -28,7 +26,6 @@ import sysconfig
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import harness  # noqa: F401 - finds the module of the manifest
 import manifest
@@ -71,7 +68,7 @@ SHORT_ARMS = {
 }
 
 
-def make_model(folder: Path) -> None:
+def make_model(folder):
     """Write the weights of the installed package as a Hugging Face folder."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -90,9 +87,9 @@ def make_model(folder: Path) -> None:
     AutoTokenizer.from_pretrained(**label).save_pretrained(folder)
 
 
-def make_corpus(path: Path) -> None:
+def make_corpus(path):
     """Write the docstrings of the installed packages, by package, as JSON Lines."""
-    users: dict[str, list[str]] = defaultdict(list)
+    users = defaultdict(list)
     root = Path(sysconfig.get_path("purelib"))
     roots = [root, *(Path(line) for file in root.glob("*.pth") for line in _folders(file))]
     for folder in roots:
@@ -114,11 +111,11 @@ def make_corpus(path: Path) -> None:
     path.write_text("".join(lines), "utf-8")
 
 
-def _folders(file: Path) -> list[str]:
+def _folders(file):
     return [line for line in file.read_text().splitlines() if Path(line).is_dir()]
 
 
-def train(folder: Path, output: Path, flags: list[str]) -> dict[str, Any]:
+def train(folder, output, flags):
     """Run ``mfopt train`` with these flags; the settings, losses, time and memory of the run."""
     command = [sys.executable, "-m", "mfopt", "train", *flags, "--json"]
     places = ["--data", str(folder / "corpus.jsonl"), "--model", str(folder / "model")]
@@ -152,9 +149,9 @@ def train(folder: Path, output: Path, flags: list[str]) -> dict[str, Any]:
     }
 
 
-def keep(name: str, step: str, results: dict[str, Any]) -> None:
+def keep(name, step, results):
     """Write the results of a step, and say in the manifest how they were made."""
-    runs: list[dict[str, Any]] = []
+    runs = []
     for made in results.values():
         runs += made if isinstance(made, list) else [made]
     path = ARTIFACTS / f"{name}.json"
@@ -171,7 +168,7 @@ def keep(name: str, step: str, results: dict[str, Any]) -> None:
     )
 
 
-def parser() -> argparse.ArgumentParser:
+def parser():
     """Arguments of the command."""
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     words.add_argument("step", choices=("model", "corpus", "train", "seeds"))
@@ -180,18 +177,18 @@ def parser() -> argparse.ArgumentParser:
     return words
 
 
-def kept(name: str) -> dict[str, Any]:
+def kept(name):
     """The results in the artifacts; empty where there are none."""
     path = ARTIFACTS / f"{name}.json"
     return json.loads(path.read_text("utf-8")) if path.is_file() else {}
 
 
-def words_of(settings: dict[str, str]) -> list[str]:
+def words_of(settings):
     """Flags and their values, one after the other."""
     return [word for pair in settings.items() for word in pair]
 
 
-def short_run(folder: Path, arm: str) -> dict[str, Any]:
+def short_run(folder, arm):
     """One run of ``SHORT_ARMS``; its C is that of the arm's first run, its secret its own."""
     output, factorization = folder / "short", folder / f"{arm.split()[0]}.npz"
     shutil.rmtree(output, ignore_errors=True)
@@ -205,7 +202,7 @@ def short_run(folder: Path, arm: str) -> dict[str, Any]:
     return result
 
 
-def main() -> None:
+def main():
     options = parser().parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.step == "model":

@@ -9,8 +9,6 @@ GPT2LMHeadModel in float64. Every parameter is random, biases and layer norms to
 be dropped or swapped unseen; the inner width is not 4 times the outer one.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 FOLDER = Path(__file__).parent / "gpt2-reference"
 
 
-def main() -> None:
+def main():
     torch.manual_seed(20240601)
     config = GPT2Config(
         vocab_size=61,
