@@ -1,7 +1,6 @@
 """The front door in Python: what ``import mfopt`` offers, and that the commands do the same."""
 
 import pytest
-from commands import printed
 from typed_user import main
 
 import mfopt
@@ -14,16 +13,6 @@ def test_a_users_script_runs_and_names_its_maker(tmp_path):
     assert actual.provenance["command"] == "mfopt.factorize"
     assert actual.provenance["calibrated_by"]["command"] == "mfopt.calibrate"
     assert actual.provenance["mfopt"] == mfopt.__version__ and actual.provenance["commit"]
-
-
-def test_the_command_and_the_call_agree(tmp_path):
-    factorization = mfopt.factorize(
-        epochs=2, iterations_per_epoch=4, epsilon=2.0, strategy="identity", seed=3
-    )
-    output = tmp_path / "made.npz"
-    words = "optimize --epochs 2 --iters 4 --eps 2 --strategy identity --seed 3 --out"
-    assert printed(*words.split(), output)["noise_multiplier"] == factorization.noise_multiplier
-    assert mfopt.load(output).digest == factorization.digest
 
 
 def test_an_account_of_a_factorization_is_at_its_own_noise():

@@ -1,6 +1,5 @@
 """Calibration: the root finder's promises, σ against exact values, and what is released."""
 
-import contextlib
 import math
 from functools import partial
 
@@ -121,13 +120,26 @@ def test_released_sigma_is_a_little_above_the_estimate(pair, epsilon, delta):
     assert guarantee.details["seed"] == 4
 
 
-@pytest.mark.parametrize("delta", [1e-3, 1e-10])
-def test_release_is_never_below_the_truth_where_it_is_known(one_bin, delta):
+@pytest.mark.parametrize(
+    ("delta", "samples", "limit"),
+    [
+        (1e-3, 2**14, 1.1),
+        (1e-10, 2**14, 1.1),
+        # too few fail or inflate, but never lie
+        (1e-5, 256, math.inf),
+        (1e-200, 256, math.inf),
+    ],
+)
+def test_release_is_never_below_the_truth_where_it_is_known(one_bin, delta, samples, limit):
     pair, norm = one_bin
     truth = norm / gaussian.largest_mu(2.0, delta)
-    for seed in range(4):
-        certificate, _ = release(pair, 2.0, delta, effort=Effort(samples=2**14, seed=seed))
-        assert truth < certificate.noise_multiplier < 1.1 * truth
+    for seed in range(5):
+        try:
+            certificate, _ = release(pair, 2.0, delta, effort=Effort(samples=samples, seed=seed))
+        except FailureError:
+            assert samples == 256
+        else:
+            assert truth < certificate.noise_multiplier < limit * truth
 
 
 def test_a_false_statement_is_not_certified(one_bin):
@@ -138,15 +150,6 @@ def test_a_false_statement_is_not_certified(one_bin):
         for seed in range(5):
             with pytest.raises(FailureError, match=r"not certified.*upper bound"):
                 certify(pair, sigma, 2.0, 1e-5, effort=Effort(samples=2**16, seed=seed))
-
-
-def test_too_few_samples_fail_or_inflate_but_never_lie(one_bin):
-    pair, norm = one_bin
-    for delta in (1e-5, 1e-200):
-        for seed in range(5):
-            with contextlib.suppress(FailureError):
-                certificate, _ = release(pair, 2.0, delta, effort=Effort(samples=256, seed=seed))
-                assert certificate.noise_multiplier > norm / gaussian.largest_mu(2.0, delta)
 
 
 def test_a_plan_made_elsewhere_is_taken_to_the_ceiling_of_this_sigma(pair, monkeypatch):

@@ -1,6 +1,7 @@
 """What a new user meets first: messages that name what was typed, honest progress, kept folders."""
 
 import dataclasses
+import os
 import re
 import time
 import tomllib
@@ -77,15 +78,9 @@ def test_kept_folders_are_bounded(tmp_path):
     for number in range(4):
         path = tmp_path / f"{number}-{'0' * 40}.npz"
         path.write_bytes(b"x" * 10)
-        _set_age(path, 100 - number)
+        os.utime(path, (time.time() - 100 + number,) * 2)
     _files.trim(tmp_path, cache.FILES, 25)
     assert sorted(path.name[0] for path in tmp_path.iterdir()) == ["2", "3"]  # the newest
-
-
-def _set_age(path, seconds):
-    import os
-
-    os.utime(path, (time.time() - seconds,) * 2)
 
 
 def test_compare_writes_the_file_that_is_named(tmp_path):

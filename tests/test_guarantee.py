@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from mfopt_cli.main import main
 
-import mfopt
 from mfopt.errors import UsageError
 from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee, questionable_delta
@@ -111,12 +110,6 @@ def test_the_doors_question_a_delta(capsys):
     file.sampler(population=999)
     with pytest.warns(UserWarning, match=r"1/N for N = 1,000 "):
         file.sampler(population=1000)
-
-
-def test_a_seed_of_numpy_can_be_written(tmp_path):
-    options = {"epochs": 2, "iterations_per_epoch": 4, "epsilon": 2.0, "strategy": "identity"}
-    factorization = mfopt.factorize(**options, seed=np.int64(3))
-    assert mfopt.load(factorization.save(tmp_path / "one.npz")).provenance["seed"] == "pinned 3"
 
 
 def test_help_of_a_group_is_whole(capsys):

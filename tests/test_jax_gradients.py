@@ -320,14 +320,6 @@ def reset_by_a_condition():
     return [jax.tree.map(lambda leaf: leaf[1], noised)]
 
 
-def an_optimizer_set_back():
-    optimizer = optax.chain(add_noise(STREAM), optax.adam(0.1))
-    start = optimizer.init(PARAMS)
-    update = jax.jit(optimizer.update)
-    update(PARAMS, start)
-    return [update(ONES, start)[0]]
-
-
 def a_key_in_two_optimizers():
     key = np.arange(8, dtype=np.uint32) + os.getpid()
     for sums in (PARAMS, ONES):
@@ -400,7 +392,6 @@ WRONG = {
     "a state taken back": (taken_back, None),
     "a state that a scan does not carry": (lambda: jax.jit(not_carried)(STREAM.init(PARAMS)), None),
     "a state that a condition resets": (reset_by_a_condition, None),
-    "an optimizer set back": (an_optimizer_set_back, None),
     "a key in two optimizers": (a_key_in_two_optimizers, None),
     "an older checkpoint of Orbax": (an_older_checkpoint, None),
     "an optimizer of NNX in an open file": (written_by(an_nnx_optimizer), "umask 0022"),

@@ -11,9 +11,8 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from scipy import special, stats
 
-from mfopt import strategies as S
 from mfopt._runtime._check import UsageError
-from mfopt.noise import NoiseStream, _draws, _keys, packing
+from mfopt.noise import _draws, _keys, packing
 from mfopt.noise.packing import Packing
 from mfopt.training.recovered import PUBLISHED_DRAWS, PUBLISHED_KEY
 
@@ -292,10 +291,3 @@ def test_tails_beyond_five_and_a_half_have_the_normal_frequencies():
         chance = special.ndtr(-bound) * 2.0**25
         recorded = np.mean(draws > bound)
         assert abs(recorded - chance) < 4.5 * np.sqrt(chance * (1 - chance) / count), bound
-
-
-def test_the_stream_makes_these_draws():
-    stream = NoiseStream(S.Identity(), iterations=2, noise_multiplier=1.0, clip_norm=1.0)
-    noise, _ = stream.next(stream.init(np.zeros(1000, np.float32), seed=0))
-    # two programs: on some processors one of them multiplies and adds in one step
-    np.testing.assert_array_max_ulp(np.asarray(noise), normals(1000, 0).astype(np.float32), 1)

@@ -58,21 +58,25 @@ def test_what_is_no_stream_or_no_list_of_tensors_is_refused():
             call()
 
 
-@pytest.mark.parametrize("kind", ["blt", "toeplitz"])  # with buffers, and without
-def test_torch_noise_is_that_of_the_jax_stream(kind):
-    stream = make(every_strategy(N)[kind])
-    noise = TorchNoise(stream, tensors(), seed=3)
-    state = stream.init(ARRAYS, seed=3)
-    for _ in range(N):
-        torch_noise = noise.next()
-        expected, state = stream.next(state)
-        for tensor, two in zip(torch_noise, expected, strict=True):
-            assert (
-                tensor.is_contiguous()
-                and tensor.dtype == torch.float32
-                and tuple(tensor.shape) == two.shape
-            )
-            np.testing.assert_allclose(tensor.numpy(), two, atol=3e-6)
+@pytest.mark.parametrize(
+    ("kind", "dtype", "tolerance"),
+    [("blt", "float32", 3e-6), ("toeplitz", "float32", 3e-6), ("banded-sqrt", "float64", 1e-13)],
+)  # with buffers, and without
+def test_torch_noise_is_that_of_the_jax_stream(kind, dtype, tolerance):
+    with jax.enable_x64(dtype == "float64"):
+        stream = make(every_strategy(N)[kind], dtype=np.dtype(dtype))
+        noise = TorchNoise(stream, tensors(dtype), seed=3)
+        state = stream.init(ARRAYS, seed=3)
+        for _ in range(N):
+            torch_noise = noise.next()
+            expected, state = stream.next(state)
+            for tensor, two in zip(torch_noise, expected, strict=True):
+                assert (
+                    tensor.is_contiguous()
+                    and tensor.dtype == getattr(torch, dtype)
+                    and tuple(tensor.shape) == two.shape
+                )
+                np.testing.assert_allclose(tensor.numpy(), two, atol=tolerance)
     with pytest.raises(NoiseExhaustedError, match=f"covers {N} iterations"):
         noise.next()
 
@@ -326,17 +330,6 @@ def test_the_same_sums_with_other_draws_are_another_release(monkeypatch):
 def test_secure_streams_are_refused_outside_of_jax():
     with pytest.raises(UsageError, match="secure"):
         TorchNoise(make(S.Identity(), secure=True), tensors())
-
-
-def test_torch_float64():
-    strategy = S.BandedToeplitz(np.array([1.0, 0.5]))
-    noise = TorchNoise(make(strategy, dtype=np.float64), tensors("float64"), seed=3)
-    with jax.enable_x64(True):
-        stream = make(strategy, dtype=np.float64)
-        state = stream.init(ARRAYS, seed=3)
-        for _ in range(3):
-            expected, state = stream.next(state)
-            np.testing.assert_allclose(noise.next()[0].numpy(), expected[0], atol=1e-13)
 
 
 def test_a_state_that_is_refused_changes_nothing():

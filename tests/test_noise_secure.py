@@ -217,14 +217,6 @@ def test_inside_jit_and_from_a_file_it_is_the_same(tmp_path):
     np.testing.assert_array_equal(flat(output), rows[1])
 
 
-def test_release_without_secure_adds_the_noise():
-    stream = make(S.Identity(), secure=False)
-    sums = jax.tree.map(lambda p: p + np.float32(0.3), PARAMS)
-    output, _ = stream.release(sums, stream.init(PARAMS, seed=1))
-    noise, _ = stream.next(stream.init(PARAMS, seed=1))
-    np.testing.assert_array_equal(flat(output), flat(jax.tree.map(np.add, sums, noise)))
-
-
 # --- what is counted -----------------------------------------------------------------------
 
 

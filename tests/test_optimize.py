@@ -42,7 +42,6 @@ SCHEME = BallsInBins(bins=6, epochs=3)
 N = SCHEME.iterations
 PREFIX = workloads.PrefixSums()
 KINDS = ("toeplitz", "banded-toeplitz", "blt", "cleared-blt", "wave-blt", "banded", "dense")
-KINDS += ("cleared-blt",)
 IDENTITY = types.SimpleNamespace(strategy=S.Identity())
 
 

@@ -62,6 +62,7 @@ KINDS = {
     "phi3-partly-rotated": ("Phi3", {"pad_token_id": 0, "partial_rotary_factor": 0.5}),
     "olmo2": ("Olmo2", {"head_dim": 4, "pad_token_id": 0}),
     "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0], "pad_token_id": 0}),
+    "gpt2": ("GPT2", {"n_inner": 40}),
     "pythia": ("GPTNeoX", {"num_key_value_heads": 4, "rope_parameters": PARTLY, "hidden_size": 32}),
 }
 TOKENS = np.random.default_rng(0).integers(0, 61, (2, 20)).astype(np.int32)

@@ -122,23 +122,6 @@ def test_adapters_start_at_the_base_and_are_all_that_is_trained(pretrained, reco
     assert np.abs(np.asarray(adapter["lora_b"])).max() > 1e-3
 
 
-@pytest.mark.release
-def test_merged_export_computes_what_the_adapted_model_does(tmp_path, recorded):
-    lora = LoRAConfig(rank=3, layers=("attn/c_attn", "mlp/c_proj"))
-    model = load_pretrained(REFERENCE, lora=lora, seed=1)
-    params = jax.tree.map(
-        lambda leaf: 0.3 * jax.random.normal(jax.random.key(leaf.size), leaf.shape), model.params
-    )
-    adapted = all_logits(model, recorded["tokens"], params)
-    assert np.abs(adapted - recorded["logits"]).max() > 0.1
-    model.export(params, model.frozen, tmp_path / "merged")
-    merged = load_pretrained(tmp_path / "merged")
-    np.testing.assert_allclose(all_logits(merged, recorded["tokens"]), adapted, atol=2e-5)
-    assert set(load_file(tmp_path / "merged" / "model.safetensors")) == set(
-        load_file(REFERENCE / "model.safetensors")
-    )
-
-
 def test_export_and_load_give_the_same_bits(tmp_path, pretrained):
     pretrained.export(pretrained.params, (), tmp_path / "copy")
     original = load_file(REFERENCE / "model.safetensors")
@@ -190,13 +173,10 @@ def test_older_names_half_precision_and_shards(tmp_path, pretrained):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"model_type": "bert"}, "model_type"),
         ({"activation_function": "relu"}, "hidden_act"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
         ({"tie_word_embeddings": False}, "lack the tensor lm_head"),
         ({"n_head": 3}, "num_attention_heads"),
-        ({"n_layer": 3}, "lack the tensor transformer.h.2"),
-        ({"n_embd": 8}, "must have shape"),
     ],
 )
 def test_other_models_are_refused(tmp_path, settings, words):
@@ -214,9 +194,6 @@ def test_damaged_folders_are_refused(tmp_path):
         load_pretrained(folder)
     (folder / "model.safetensors").unlink()
     with pytest.raises(UsageError, match="safe_serialization"):
-        load_pretrained(folder)
-    (folder / "config.json").write_text("{")
-    with pytest.raises(UsageError, match=r"config.json"):
         load_pretrained(folder)
 
 
