@@ -197,7 +197,7 @@ def test_damaged_folders_are_refused(tmp_path):
         load_pretrained(folder)
 
 
-def test_random_models_are_reproducible_and_as_large_as_said():
+def test_random_models_are_reproducible_and_as_large_as_said(tmp_path):
     model, two = gpt2_model(TINY, seed=5), gpt2_model(TINY, seed=5)
     assert trees_equal(model.params, two.params)
     assert not trees_equal(model.params, gpt2_model(TINY, seed=6).params)
@@ -206,7 +206,8 @@ def test_random_models_are_reproducible_and_as_large_as_said():
     # With a base, the same seed draws the same adapters as without one.
     lora = LoRAConfig(rank=2)
     adapted = gpt2_model(TINY, lora=lora, seed=5)
-    repeated = gpt2_model(TINY, lora=lora, seed=5, base=adapted.frozen)
+    gpt2_model(TINY, seed=5).export(adapted.frozen, (), tmp_path / "base")
+    repeated = gpt2_model(TINY, lora=lora, seed=5, folder=tmp_path / "base")
     assert trees_equal(adapted.params, repeated.params)
     assert jax.tree.structure(repeated.frozen) == jax.tree.structure(model.params)
 

@@ -17,7 +17,7 @@ from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream, _draws
 from mfopt.sampling.sampler import pad
 from mfopt.strategies import BLT, Identity
-from mfopt.training import clipping, executed, fedavg, loop, recovered, units
+from mfopt.training import clipping, executed, loop, recovered, units
 from mfopt.training.batching import Batch, Sampler
 from mfopt.training.clipping import Clipping
 from mfopt.training.config import TrainConfig
@@ -344,9 +344,11 @@ def altered(**changes):
     return alter
 
 
-@in_place_of(fedavg, "weights")
-def users_weighted_twice(right, counts, cap):
-    return 2 * right(counts, cap)
+@in_place_of(FedAvg, "contribution")
+def users_weighted_twice(right, *arguments):
+    clipped, sums = right(*arguments)
+    doubled = jax.tree.map(lambda leaf: 2 * leaf, clipped.gradient)
+    return clipped._replace(gradient=doubled), sums
 
 
 @in_place_of(FedAvg, "__call__")

@@ -322,7 +322,7 @@ def test_the_move_of_a_fitted_rate_follows_what_the_model_has_read():
     variant = dataclasses.replace(settings, pretrain_steps=3)
     assert settings.data == "stdlib" and (settings.move, variant.move) == (0.04, 0.003)
     assert dataclasses.replace(variant, data="stdlib-code").move == 0.04
-    assert dataclasses.replace(variant, noise_move=0.012, learning_rate=1.0).move == 0.012
+    assert dataclasses.replace(variant, noise_move=0.012).move == 0.012
 
 
 @pytest.mark.parametrize("remainder", ["empty", "damaged"])

@@ -73,7 +73,7 @@ def test_an_honest_report_holds_and_a_better_one_does_not(data, tmp_path, change
     rate = facts.pop("learning_rate")
     for other in (rate | {"note": "private"}, {"value": 0.1}, None):
         written = facts if other is None else facts | {"learning_rate": other}
-        match = r"must have the fields beta2, chosen|not a privacy report"
+        match = r"must have the fields chosen, momentum|not a privacy report"
         with pytest.raises(UsageError, match=match):
             verification.verify(written)
 

@@ -22,7 +22,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
 from mfopt._runtime import _check, _extras
 from mfopt._runtime._arrays import Array
@@ -110,10 +109,10 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """Start to write ``state``; return as soon as the loop may continue.
 
         The ``secret`` seals what is written and is itself not written. ``facts`` are JSON-able:
-        what a resumed run must agree with, ....
+        ``run``, what a resumed run must agree with, and others.
         """
         items = _items(state)
-        facts = {**facts, "structure": _structure(state), "secret": _name(secret)}
+        facts = {**facts, "secret": _name(secret)}
         facts["check"] = _check_of(facts)
         facts["seal"] = secret.seal(_message(items, facts))
         parts = ocp.args.StandardSave(_detached(items)), ocp.args.JsonSave(facts)
@@ -121,15 +120,24 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             args = ocp.args.Composite(state=parts[0], facts=parts[1])
             self._manager.save(int(state.step), args=args)
 
-    def restore(self, like: TrainState, secret: RunSecret, step: int | None = None) -> _Restored:
+    def restore(
+        self,
+        like: TrainState,
+        secret: RunSecret,
+        step: int | None = None,
+        run: JsonObject | None = None,
+    ) -> _Restored:
         """The newest checkpoint that is whole, or the one of ``step``.
 
         Newer ones, damaged or after ``step``, are removed: the run will write them again.
 
-        ``like``: a state of the same run, which gives structure and placement.
+        Args:
+            like: a state of the same run, which gives structure and placement.
+            secret, step: those it was saved with; None: the newest step.
+            run: facts that the run agrees with.
 
         Raises:
-            UsageError: there is none, or it is of another secret, model, optimizer or noise.
+            UsageError: there is none, or it is of another secret or run.
             _Damaged: none is whole, or not that of ``step``.
         """
         candidates = list(reversed(self.steps)) if step is None else [step]
@@ -142,7 +150,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         for candidate in candidates:
             try:
                 with _damage_told():
-                    arrays, facts = self._read(secret, candidate, like)
+                    arrays, facts = self._read(secret, candidate, like, run or {})
             except _Damaged as problem:
                 damaged[candidate] = str(problem)
                 continue
@@ -163,11 +171,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         raise _Damaged(why)
 
     def _read(
-        self, secret: RunSecret, step: int, like: TrainState
+        self, secret: RunSecret, step: int, like: TrainState, run: JsonObject
     ) -> tuple[dict[str, list[Array]], JsonObject]:
         """The arrays and facts of ``step``; any exception where they are not what was written.
 
-        ``like``: a state of the same run, whose placement they get.
+        ``like``: a state of the same run, whose placement they get; ``run``: facts to agree with.
         """
         request = ocp.args.Composite(facts=ocp.args.JsonRestore())
         facts = dict(self._manager.restore(step, args=request)["facts"])
@@ -178,12 +186,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             rule = f"is not that of the checkpoint of step {step}"
             way_out = "Put the run's own secret back; without it the run cannot resume."
             raise _check.reject("secret", str(self.folder.parent / "secret"), rule, way_out)
-        expected = _structure(like)
-        differing = [name for name in expected if facts["structure"].get(name) != expected[name]]
-        if differing:
-            rule = f"its {' and '.join(differing)} are not those of this run"
-            way_out = "Resume with the settings of the run that wrote it."
-            raise _check.reject("checkpoint", str(self.folder / str(step)), rule, way_out)
+        changed = [name for name in run if facts["run"].get(name) != run[name]]
+        if changed:
+            rule = "differs from the run that wrote the checkpoint"
+            way_out = "The same noise would meet other data: resume with its config.toml, or begin "
+            raise _check.reject("resume", ", ".join(changed), rule, f"{way_out}anew.")
         seal = facts.pop("seal")
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _items(like))
         request = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
@@ -191,8 +198,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             arrays = self._manager.restore(step, args=request)["state"]
         if not hmac.compare_digest(secret.seal(_message(arrays, facts)), seal):
             raise ValueError("its seal does not hold")
-        internal = ("structure", "secret", "check")
-        return arrays, {name: value for name, value in facts.items() if name not in internal}
+        return arrays, {name: value for name, value in body.items() if name != "secret"}
 
 
 @contextlib.contextmanager
@@ -219,23 +225,11 @@ def _check_of(facts: JsonObject) -> str:
 
 def _message(items: Mapping[str, list[Array]], facts: JsonObject) -> bytes:
     """Sealed message: the facts, and a digest of each array."""
-    arrays = [(name, leaf) for name, leaves in sorted(items.items()) for leaf in leaves]
-    if jax.process_count() > 1:  # all processes gather the same array at once
-        digests = [_digest(*item) for item in arrays]
-    else:
-        with ThreadPoolExecutor() as threads:  # hashing lets other threads run
-            digests = list(threads.map(lambda item: _digest(*item), arrays))
+    arrays = [{name: leaf} for name, leaves in sorted(items.items()) for leaf in leaves]
+    # hashing lets other threads run; all processes gather the same array at once
+    with ThreadPoolExecutor(None if jax.process_count() == 1 else 1) as threads:
+        digests = list(threads.map(meshes.digest_of, arrays))
     return "\n".join([json.dumps(facts, sort_keys=True), *digests]).encode()
-
-
-def _digest(name: str, leaf: Array) -> str:
-    """SHA-256 of an array, its name, type and shape, hex; the same on every mesh."""
-    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-        leaf = multihost_utils.process_allgather(leaf, tiled=True)
-    array = np.ascontiguousarray(leaf)
-    digest = hashlib.sha256(f"{name} {array.dtype.str} {np.shape(leaf)} ".encode())
-    digest.update(array.reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
 
 
 def _items(state: TrainState) -> dict[str, list[Array]]:
@@ -248,20 +242,6 @@ def _items(state: TrainState) -> dict[str, list[Array]]:
         for name, part in vars(state).items()
     }
     return {name: leaves for name, leaves in leaves_of.items() if leaves}
-
-
-def _structure(state: TrainState) -> dict[str, str]:
-    """A digest per part, so that an error can say which part is another one."""
-    digests = {}
-    for name, part in vars(state).items():
-        lines = [
-            f"{jax.tree_util.keystr(path)} {np.dtype(leaf.dtype)} {_joined(part, leaf).shape}"
-            for path, leaf in jax.tree_util.tree_leaves_with_path(part)
-        ]
-        if isinstance(part, NoiseState):
-            lines += [part.digest, part.settings]
-        digests[name] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    return digests
 
 
 def _joined(part: object, leaf: Array) -> Array:

@@ -112,6 +112,11 @@ class NoClipping:
 
     sensitivity = float("inf")
 
+    def contribution(self, loss: UnitLoss, *arguments: PyTree) -> tuple[Clipped, Sums]:
+        """The gradient of ``loss``, whose norm is not computed, and the sums that it reports."""
+        gradient, sums = jax.grad(loss, has_aux=True)(*arguments)
+        return Clipped(gradient, jnp.float32(0), jnp.bool_(False)), sums
+
 
 def sum_of_squares(leaf: jax.Array) -> jax.Array:
     """Sum of squares of a float32 array's entries."""

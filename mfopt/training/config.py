@@ -37,7 +37,7 @@ _MADE_BY = "The file comes from `mfopt optimize`."
 # How far the noise alone may move a parameter, root mean square over the steps of a run; a weight
 # of a language model has the size of 0.02 to 0.1. The second: of a model that has read text of the
 # private data's own kind, which is what pretraining on the public part of "stdlib" makes
-# (artifacts/bench-rates.json). 0.012 was a default, which files hold beside any rate.
+# (artifacts/bench-rates.json).
 NOISE_MOVE, NEAR_MOVE = 0.04, 0.003
 
 
@@ -252,7 +252,7 @@ class TrainConfig:
         able = private and self.noise == "float"
         rule = "is for private runs with noise = 'float'"
         yield self.validation_bound and not able, "validation_bound", rule, ""
-        moved = self.noise_move not in (0, 0.012) and self.learning_rate
+        moved = self.noise_move and self.learning_rate
         yield moved, "noise_move", "fits the learning rate, and that is given", ""
         uneven = not self.model and self.width % self.heads
         yield uneven, "heads", f"must divide `width` = {self.width}", ""

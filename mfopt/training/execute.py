@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._runtime import _check, _files, _signals
+from mfopt._runtime import _files, _signals
 from mfopt._runtime._float64 import pinned
 from mfopt._runtime._types import JsonObject, PyTree
 from mfopt.errors import FailureError
@@ -104,8 +104,8 @@ def _execute(
                         f"after step {done} the parameters, or the loss of a public row with them, "
                         f"are not finite: training has diverged. {folder / MODEL} is that of "
                         f"step {int(good.step)}. Start a new run in another folder with a lower "
-                        f"learning rate (now {prepared.learning_rate:g}), or with a larger "
-                        "epsilon."
+                        f"learning rate (now {prepared.facts['learning_rate']:g}), or with a "
+                        "larger epsilon."
                     )
                 ends = done == prepared.steps
                 if ends:  # beyond what the pace of the steps tells
@@ -153,18 +153,10 @@ def _restored(
     progress: Report,
 ) -> tuple[TrainState, list[float]]:
     """State of a checkpoint of this very run, and its losses on the public part."""
-    restored = checkpoints.restore(like, prepared.secret, step)
+    restored = checkpoints.restore(like, prepared.secret, step, prepared.facts)
     for number, reason in restored.damaged.items():
         note = f"the checkpoint of step {number} is damaged ({reason}) and was removed"
         progress(Progress("training", note=note, lasting=True))
-    saved, current = restored.facts["run"], prepared.facts
-    changed = [name for name in current if saved.get(name) != current[name]]
-    if changed:
-        rule = "differs from the run that wrote the checkpoint"
-        way_out = (
-            "The same noise would meet other data: resume with its config.toml, or begin anew."
-        )
-        raise _check.reject("resume", ", ".join(changed), rule, way_out)
     note = f"resuming after step {int(restored.state.step)}"
     progress(Progress("training", note=note, lasting=True))
     return restored.state, list(restored.facts["public_losses"])
@@ -178,7 +170,7 @@ def _settled(history: list[float], patience: int) -> bool:
 
 def _finish(prepared: Prepared, state: TrainState) -> JsonObject | None:
     """Write the report and the model of a run at ``state``; return the report."""
-    params = meshes.gather(prepared.mesh, state.params)
+    params = meshes.gather(state.params)
     folder, report = prepared.folder, _write_report(prepared, int(state.step))
     if jax.process_index() != 0:
         return report

@@ -15,8 +15,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from numpy.typing import ArrayLike
 
 from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject, PyTree
@@ -40,7 +38,7 @@ class FedAvg(Clipping):
         _check.integer("weight_cap", self.weight_cap, at_least=0)
 
     def describe(self) -> JsonObject:
-        return {"algorithm": "fedavg", **super().describe(), "sensitivity": self.sensitivity}
+        return {"algorithm": "fedavg", **super().describe()}
 
     def contribution(
         self, loss: UnitLoss, params: PyTree, tokens: jax.Array, mask: jax.Array
@@ -73,8 +71,8 @@ class FedAvg(Clipping):
             None,
             length=self.local_epochs,
         )
-        records, cap = jnp.sum(jnp.any(mask, axis=-1)), self.weight_cap or 1
-        weight = jnp.asarray(weights(np.arange(cap + 1), cap))[jnp.minimum(records, cap)]
+        # at most 1 whatever the records
+        weight = jnp.minimum(jnp.sum(jnp.any(mask, axis=-1)) / (self.weight_cap or 1), 1.0)
         if self.normalized:
             update = jax.tree.map(lambda leaf: leaf / self.clip_norm, update)
         gradient = jax.tree.map(lambda leaf: -weight * leaf, update)
@@ -87,11 +85,4 @@ def clipping_of(description: JsonObject) -> Clipping:
     facts = dict(description)
     if facts.pop("algorithm", None) != "fedavg":
         return Clipping(**description)
-    facts.pop("sensitivity")  # the report's is compared with the one that follows
     return FedAvg(**facts)
-
-
-def weights(counts: ArrayLike, cap: float) -> np.ndarray:
-    """w_k = min(n_k / ŵ, 1), float32 (K,): at most 1 whatever the counts."""
-    share = np.asarray(counts, np.float64) / _check.positive("cap", cap)
-    return np.minimum(share, 1.0).astype(np.float32)

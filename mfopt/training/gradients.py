@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mfopt.training.clipping import Clipping, NoClipping, Sums
+from mfopt.training.clipping import Clipping, NoClipping, Sums, UnitLoss
 from mfopt.training.models import Model, PyTree, num_targets
 
 Adder = Callable[["Totals", PyTree, PyTree, jax.Array, jax.Array], "Totals"]
@@ -69,8 +69,6 @@ def microbatch_adder(model: Model, clipping: Clipping | NoClipping) -> Adder:
     add exactly 0. Where nothing is clipped, the m gradients are never separated: one backward pass
     of the summed loss gives their sum, as in any non-private training.
     """
-    if isinstance(clipping, NoClipping):
-        return _summed_adder(model)
 
     def add(
         totals: Totals, params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array
@@ -79,22 +77,34 @@ def microbatch_adder(model: Model, clipping: Clipping | NoClipping) -> Adder:
             record = functools.partial(model.loss, params, frozen)
             return mean_loss(_mapped(record, tokens, mask), mask)
 
-        def unit(tokens: jax.Array, mask: jax.Array) -> Totals:
+        def contribution(loss: UnitLoss, tokens: jax.Array, mask: jax.Array) -> Totals:
             clipped, (loss_sum, targets) = clipping.contribution(loss, params, tokens, mask)
-            present = jnp.any(mask)
+            present = jnp.any(mask, axis=(-2, -1))
             # a loss that breaks its promise on padding must still not leak through an empty slot
-            bounded = jax.tree.map(lambda leaf: jnp.where(present, leaf, 0.0), clipped.gradient)
+            bounded = jax.tree.map(
+                lambda leaf: jnp.where(jnp.any(present), leaf, 0.0), clipped.gradient
+            )
             statistics = Statistics(
-                units=present,
-                clipped=present & clipped.active,
-                norm=jnp.where(present & jnp.isfinite(clipped.norm), clipped.norm, 0.0),
+                units=jnp.sum(present),
+                clipped=jnp.sum(present & clipped.active),
+                norm=jnp.sum(jnp.where(present & jnp.isfinite(clipped.norm), clipped.norm, 0.0)),
                 loss=loss_sum,
                 targets=targets,
                 tokens=jnp.sum(mask),
             )
-            return Totals(bounded, jax.tree.map(lambda x: x.astype(jnp.float32), statistics))
+            return jax.tree.map(lambda x: x.astype(jnp.float32), Totals(bounded, statistics))
 
-        summed = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), _mapped(unit, tokens, mask))
+        if isinstance(clipping, NoClipping):
+            summed = contribution(
+                lambda params, *rows: jax.tree.map(
+                    jnp.sum, jax.vmap(functools.partial(loss, params))(*rows)
+                ),
+                tokens,
+                mask,
+            )
+        else:
+            by_unit = _mapped(functools.partial(contribution, loss), tokens, mask)
+            summed = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), by_unit)
         return jax.tree.map(jnp.add, totals, summed)
 
     return add
@@ -109,27 +119,3 @@ def _mapped(function: Callable[..., PyTree], *rows: jax.Array) -> PyTree:
     if len(rows[0]) > 1:
         return jax.vmap(function)(*rows)
     return jax.tree.map(lambda leaf: leaf[None], function(*(row[0] for row in rows)))
-
-
-def _summed_adder(model: Model) -> Adder:
-    def summed_loss(
-        params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array
-    ) -> tuple[jax.Array, Statistics]:
-        by_record = jax.vmap(model.loss, in_axes=(None, None, 0, 0))
-        by_unit = jax.vmap(by_record, in_axes=(None, None, 0, 0))
-        losses, (loss, targets) = jax.vmap(mean_loss)(by_unit(params, frozen, tokens, mask), mask)
-        return jnp.sum(losses), Totals.zero(()).statistics._replace(
-            units=jnp.sum(jnp.any(mask, axis=(1, 2)), dtype=jnp.float32),
-            loss=jnp.sum(loss),
-            targets=jnp.sum(targets),
-            tokens=jnp.sum(mask, dtype=jnp.float32),
-        )
-
-    def add(
-        totals: Totals, params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array
-    ) -> Totals:
-        gradient, statistics = jax.grad(summed_loss, has_aux=True)(params, frozen, tokens, mask)
-        gradient = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient)
-        return jax.tree.map(jnp.add, totals, Totals(gradient, statistics))
-
-    return add

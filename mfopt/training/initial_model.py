@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib
 import inspect
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import optax
 from flax import nnx
 
 from mfopt._runtime import _check
-from mfopt._runtime._types import JsonObject, PyTree
+from mfopt._runtime._types import PyTree
 from mfopt.progress import Progress, Report
 from mfopt.sampling import FixedOrder
 from mfopt.training import mesh as meshes
@@ -33,7 +32,6 @@ from mfopt.training.models.huggingface import (
     export_model,
     gpt2_model,
     gpt2_shapes,
-    load_pretrained,
     read_config,
 )
 from mfopt.training.models.nnx_model import from_nnx
@@ -76,9 +74,7 @@ def outline(config: TrainConfig, vocab_size: int) -> Model | None:
     """:func:`initial_model` with shapes in place of values; None where a function makes it."""
     if made_elsewhere(config.model):
         return None
-    shape = read_config(config.model) if config.model else _shape(config, vocab_size)
-    shape = dataclasses.replace(shape, compute_dtype=config.compute_dtype, remat=config.remat)
-    return gpt2_shapes(shape, _lora(config))
+    return gpt2_shapes(_shape(config, vocab_size, config.model), _lora(config))
 
 
 def made_elsewhere(model: str) -> bool:
@@ -105,28 +101,15 @@ def maker_of(config: TrainConfig) -> Callable[..., Any]:
     return make
 
 
-def digest_of(params: PyTree) -> str:
-    """SHA-256 of the values of a pytree of arrays."""
-    digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        array = np.ascontiguousarray(np.asarray(leaf))
-        digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
-
-
 def _gpt2(
     config: TrainConfig, vocab_size: int, source: str, lora: LoRAConfig | None = None
 ) -> Model:
-    if not source:
-        return gpt2_model(_shape(config, vocab_size), lora=lora, seed=_SEED)
-    settings: JsonObject = {"compute_dtype": config.compute_dtype, "remat": config.remat}
-    return load_pretrained(source, lora=lora, seed=_SEED, **settings)
+    return gpt2_model(_shape(config, vocab_size, source), lora=lora, folder=source, seed=_SEED)
 
 
-def _shape(config: TrainConfig, vocab_size: int) -> DecoderConfig:
+def _shape(config: TrainConfig, vocab_size: int, source: str) -> DecoderConfig:
     sizes = (vocab_size, config.length, config.width, config.layers, config.heads)
-    shape = gpt2_config(*sizes)
+    shape = read_config(source) if source else gpt2_config(*sizes)
     return dataclasses.replace(shape, compute_dtype=config.compute_dtype, remat=config.remat)
 
 

@@ -9,6 +9,7 @@ equally many units, of equally many records each.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import jax
@@ -125,9 +126,22 @@ def place_rows(mesh: Mesh, rows: np.ndarray, axis: int = 0) -> jax.Array:
     return jax.make_array_from_callback(rows.shape, layout, lambda index: rows[index])
 
 
-def gather(mesh: Mesh, tree: PyTree) -> PyTree:
+def gather(tree: PyTree) -> PyTree:
     """Host copies of arrays that are split over devices, on every process."""
-    if jax.process_count() == 1:
-        return jax.tree.map(np.asarray, tree)
-    copied = jax.jit(lambda tree: tree, out_shardings=replicated(mesh))(tree)
-    return jax.tree.map(lambda leaf: np.asarray(leaf.addressable_data(0)), copied)
+
+    def whole(leaf: Any) -> np.ndarray:
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            leaf = multihost_utils.process_allgather(leaf, tiled=True)
+        return np.asarray(leaf)
+
+    return jax.tree.map(whole, tree)
+
+
+def digest_of(tree: PyTree) -> str:
+    """SHA-256 of the arrays of a pytree, their types, shapes and paths; the same on every mesh."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        array = np.ascontiguousarray(gather(leaf))
+        digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

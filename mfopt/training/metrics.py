@@ -79,7 +79,7 @@ class Evaluator:
             mine = records[begin : begin + self._block]
             block[: len(mine)] = mine
             rows = [meshes.place_rows(self._mesh, x) for x in store.batch(block, self._length)]
-            loss, count = meshes.gather(self._mesh, self._losses(params, self.frozen, *rows))
+            loss, count = meshes.gather(self._losses(params, self.frozen, *rows))
             losses[begin : begin + len(mine)] = loss[: len(mine)]
             targets[begin : begin + len(mine)] = count[: len(mine)]
         return losses, targets

@@ -69,7 +69,6 @@ def fitting_rate(
     steps: int,
     move: float = NOISE_MOVE,
     momentum: float = 0.9,
-    beta2: float = BETA2,
 ) -> float:
     """The learning rate at which, held constant, the noise alone moves a parameter by ``move``.
 
@@ -82,7 +81,7 @@ def fitting_rate(
       noises: standard deviation in a coordinate of the released mean, root mean square over
         steps; and the same of the sums of all means up to a step.
       move: root mean square over the steps of a run.
-      momentum, beta2: of "momentum", which multiplies moves by 1 / (1 - momentum), and "adam-bc".
+      momentum: of "momentum", which multiplies moves by 1 / (1 - momentum).
     """
     noise, noise_of_sums = noises
     if not noise > 0 or not noise_of_sums > 0:
@@ -93,7 +92,7 @@ def fitting_rate(
     if name == "momentum":
         return rate * (1 - momentum)
     if name == "adam-bc":  # root mean square of what a step is divided by less
-        shares = _floor(np.arange(1, _check.integer("steps", steps) + 1), beta2)
+        shares = _floor(np.arange(1, _check.integer("steps", steps) + 1), BETA2)
         noise /= float(np.sqrt(np.mean(1 / shares)))
     return rate * noise
 

@@ -24,7 +24,7 @@ from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig, load
 from mfopt.training.continued import earlier_report
 from mfopt.training.data import EMBEDDED, TokenStore, open_parts, screen, verify_all
-from mfopt.training.data.stdlib import build_lines, build_stdlib, check_lines
+from mfopt.training.data.stdlib import build_lines, build_stdlib, lines_of
 from mfopt.training.folder import (
     MODEL,
     check_folder,
@@ -36,7 +36,7 @@ from mfopt.training.folder import (
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
 from mfopt.training.models.huggingface import read_config
-from mfopt.training.optimizers import BETA2, make_optimizer, schedule
+from mfopt.training.optimizers import make_optimizer, schedule
 from mfopt.training.secrets import RunSecret
 from mfopt.training.tokenizers import FILE_NAME as TOKENIZER_FILE
 from mfopt.training.tokenizers import Tokenizer
@@ -67,7 +67,6 @@ class Prepared:
     mesh: Mesh
     facts: JsonObject
     public_report: JsonObject | None
-    learning_rate: float
     validation: Validation | None
     lock: BaseFileLock
 
@@ -101,7 +100,7 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> bool:
     if config.data in EMBEDDED:  # a file of that name can be given as ./stdlib
         pass
     elif Path(config.data).is_file():
-        check_lines(config.data)
+        lines_of(config.data)
     else:
         parts = open_parts(config.data, "data")
         for name in ("pretrain_steps", "patience"):
@@ -172,7 +171,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
         model = initial_model.initial_model(config, parts, progress, tokenizer, resuming)
     config = dataclasses.replace(config, microbatch=execution.sampler.microbatch)
     model.check_fits(train.vocab_size, config.length)
-    model_digest = initial_model.digest_of((model.params, model.frozen))
+    model_digest = meshes.digest_of((model.params, model.frozen))
     if mesh.size > 1:  # of these, too, no device holds more than its share
         arrays = {"params": model.params, "frozen": model.frozen}
         model = dataclasses.replace(model, **jax.tree.map(np.array, arrays))
@@ -219,7 +218,6 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
         mesh=mesh,
         facts=facts,
         public_report=public_report,
-        learning_rate=rate,
         validation=validation,
         lock=lock,
     )
@@ -272,7 +270,6 @@ def _rate_facts(config: TrainConfig, rate: float) -> JsonObject:
         "noise_move": config.move,
         "optimizer": config.optimizer,
         "momentum": config.momentum,
-        "beta2": BETA2,
     }
 
 

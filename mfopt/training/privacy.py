@@ -147,8 +147,8 @@ def _group_size(units: Units, privacy_unit: str) -> int:
 def noise_against_signal(execution: Execution, num_params: int) -> dict[str, float]:
     """Public sizes of noise and gradient in one step's noised mean; norms over all parameters.
 
-    ``noise_norm``: root mean square, over steps, of the expected noise norm; ``first_noise_norm``:
-    that of step 0; ``largest_signal_norm``: what the sum of an expected batch of aligned, clipped
+    ``noise_norm``: root mean square, over steps, of the expected noise norm;
+    ``largest_signal_norm``: what the sum of an expected batch of aligned, clipped
     units would give; ``noise_per_coordinate``: standard deviation, ``sum_noise_per_coordinate``
     that of the sums over all steps so far (what a model's parameters see), root mean squares over
     steps; ``noise_of_all_steps`` and ``largest_signal_of_all_steps``: norms of the last sum.
@@ -162,7 +162,6 @@ def noise_against_signal(execution: Execution, num_params: int) -> dict[str, flo
     return {
         "noise_per_coordinate": float(np.sqrt(np.mean(coordinate**2))),
         "noise_norm": float(np.sqrt(np.mean(coordinate**2) * num_params)),
-        "first_noise_norm": float(coordinate[0] * np.sqrt(num_params)),
         "largest_signal_norm": float(signal),
         "sum_noise_per_coordinate": float(np.sqrt(np.mean(sums**2))),
         "noise_of_all_steps": float(sums[-1] * np.sqrt(num_params)),

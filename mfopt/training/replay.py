@@ -14,9 +14,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import jax
-import numpy as np
-
 from mfopt._runtime import _check
 from mfopt.factorization import proofs
 from mfopt.progress import Report, silent
@@ -25,6 +22,7 @@ from mfopt.training.config import TrainConfig, load
 from mfopt.training.execute import execute
 from mfopt.training.folder import CHECKPOINTS, MODEL, REPORT, hold
 from mfopt.training.loop import TrainState
+from mfopt.training.mesh import digest_of
 from mfopt.training.prepare import prepare
 
 
@@ -100,13 +98,12 @@ def replay(folder: str | Path, progress: Report = silent) -> Replay:
 def _of_states(original: TrainState, repeated: TrainState) -> list[str]:
     """Names of the parts of two states that are not the same bit for bit."""
     parts = {"parameters": "params", "state of the optimizer": "optimizer", "noise": "noise"}
-    differing = []
-    for name, field in parts.items():
-        leaves = [jax.tree.leaves(getattr(state, field)) for state in (original, repeated)]
-        pairs = zip(*leaves, strict=True)
-        if any(np.asarray(a).tobytes() != np.asarray(b).tobytes() for a, b in pairs):
-            differing.append(name)
-    return differing
+    states = original, repeated
+    return [
+        name
+        for name, field in parts.items()
+        if len({digest_of(getattr(state, field)) for state in states}) > 1
+    ]
 
 
 def _of_files(folder: Path, copy: Path) -> list[str]:

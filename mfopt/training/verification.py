@@ -44,7 +44,7 @@ from mfopt.workloads import PrefixSums
 # numbers in the words of a warning, and how far two roundings to three digits may be apart
 _NUMBER, _ROUNDED = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?"), 0.0101
 # Tables of a report and their fields. Inputs, which no computation here can show, are all of them
-# but those of both guarantees, ``scheme`` and ``sensitivity``. ("": at the top.)
+# but those of both guarantees and ``scheme``. ("": at the top.)
 _GUARANTEE = (
     "epsilon delta noise_multiplier failure_probability privacy_unit adjacency method status "
     "group_size details"
@@ -52,7 +52,7 @@ _GUARANTEE = (
 _FIELDS = {
     "": "mfopt normalizer parameters steps_done pinned black_box",
     "sampling": "population scheme",
-    "learning_rate": "value chosen noise_move optimizer momentum beta2",
+    "learning_rate": "value chosen noise_move optimizer momentum",
     "validation": "steps bound noise_multiplier users",
     "account": _GUARANTEE,
     "guarantee": _GUARANTEE,
@@ -66,8 +66,8 @@ _TYPES = {
     str: "mfopt run chosen optimizer unit algorithm privacy_unit adjacency method status",
     int: "parameters steps_done population users length records group_size local_epochs "
     "local_batch weight_cap",
-    float: "normalizer value noise_move momentum beta2 bound noise_multiplier clip_norm local_rate "
-    "sensitivity epsilon delta failure_probability",
+    float: "normalizer value noise_move momentum bound noise_multiplier clip_norm local_rate "
+    "epsilon delta failure_probability",
     bool: "pinned black_box normalized reserve whole",
     list: "steps",
     dict: "scheme details",
@@ -177,7 +177,7 @@ def _inputs(facts: JsonObject) -> JsonObject:
     fields = {table: names.split() for table, names in _FIELDS.items()}
     fields["clipping"] = [x.name for x in dataclasses.fields(type(clipping_of(clipping)))]
     if "algorithm" in clipping:
-        fields["clipping"] += ["algorithm", "sensitivity"]
+        fields["clipping"] += ["algorithm"]
     fields["units"] = _UNITS["run" if "run" in units else units["unit"]].split()
     if "run" in units:  # of mfopt.training.receipts
         del fields["learning_rate"]
@@ -195,7 +195,7 @@ def _inputs(facts: JsonObject) -> JsonObject:
             if type(values[name]) is not _TYPE_OF[name]:
                 rule = f"must be {_TYPE_OF[name].__name__}"
                 raise _check.reject(f"report {label}", values[name], rule)
-            if _FIELDS.get(table) != _GUARANTEE and name not in ("scheme", "sensitivity"):
+            if _FIELDS.get(table) != _GUARANTEE and name != "scheme":
                 claims[label] = values[name]
     if claims.get("learning_rate.chosen") == privacy.CHOSEN[""]:
         del claims["learning_rate.value"]  # computed
@@ -375,9 +375,8 @@ def _learning_rate(stated: JsonObject, execution: Execution) -> Check:
         return Check("learning rate", f"chosen {chosen}", "is no way to choose one", False)
     if chosen != privacy.CHOSEN[""]:
         return Check("learning rate", f"{value:.6g}, chosen {chosen}", "", True)
-    settings = {name: stated[name] for name in ("momentum", "beta2")}
-    move = stated["noise_move"]
-    rate = privacy.fitted_rate(execution, stated["optimizer"], move=move, **settings)
+    settings = {"move": stated["noise_move"], "momentum": stated["momentum"]}
+    rate = privacy.fitted_rate(execution, stated["optimizer"], **settings)
     return _alike("learning rate", value, rate)
 
 

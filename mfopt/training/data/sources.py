@@ -198,16 +198,14 @@ class Csv(_Files):
             open(path, "rb") as raw,
             io.TextIOWrapper(raw, "utf-8-sig", "surrogateescape", newline="") as file,
         ):
-            rows = csv.reader(file)
-            header = next(rows, [])
-            self._check_columns(path, header)
+            rows = csv.DictReader(file)
+            self._check_columns(path, rows.fieldnames or ())
             while True:
-                row: Row = "wrong number of columns"
                 try:
-                    if not (fields := next(rows)):
-                        continue
-                    if len(fields) == len(header):
-                        row = dict(zip(header, fields, strict=True))
+                    fields = next(rows)
+                    # where a field is missing, or there is one more
+                    uneven = None in (*fields, *fields.values())
+                    row: Row = "wrong number of columns" if uneven else fields
                 except StopIteration:
                     return
                 except csv.Error as error:

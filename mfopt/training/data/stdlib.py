@@ -22,7 +22,7 @@ from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
 from mfopt.training.data.build import Options, build
 from mfopt.training.data.builder import HoldOut
-from mfopt.training.data.sources import FileTree, Item, format_of, walk
+from mfopt.training.data.sources import FileTree, Item, Source, format_of, walk
 from mfopt.training.tokenizers import Tokenizer
 
 # Tests, demonstrations, bundled applications, and what is installed beside the library.
@@ -125,11 +125,12 @@ def build_stdlib(folder: str | Path, *, public: str = "public", **keywords: Any)
     return build(StandardLibrary("private"), folder, **settings)
 
 
-def check_lines(path: str | Path) -> None:
-    """Refuse a file whose name tells no format that is read here."""
-    if format_of(path) is None:
-        rule = "must be a folder or a file: .jsonl, .ndjson (either with .gz too), .csv or .parquet"
-        raise _check.reject("data", str(path), rule, "Build a folder with `mfopt data build`.")
+def lines_of(path: str | Path) -> Source:
+    """The records of a file with the columns ``user`` and ``text``, in a format of its name."""
+    if (source := format_of(path)) is not None:
+        return source([path], "user", "text")
+    rule = "must be a folder or a file: .jsonl, .ndjson (either with .gz too), .csv or .parquet"
+    raise _check.reject("data", str(path), rule, "Build a folder with `mfopt data build`.")
 
 
 def build_lines(
@@ -149,12 +150,9 @@ def build_lines(
       tokenizer: folder of a model with its own; None: one is trained.
       skip_bad: skip lines that are no record even if they are more than a hundredth.
     """
-    check_lines(path)
-    source = format_of(path)
-    assert source is not None
     keywords |= {
         "tokenizer": 2048 if tokenizer is None else Tokenizer.load(tokenizer),
         "options": dataclasses.replace(_HELD_OUT, on_bad="skip" if skip_bad else "few"),
         "public": StandardLibrary("prose"),
     }
-    return build(source([path], "user", "text"), folder, **keywords)
+    return build(lines_of(path), folder, **keywords)

@@ -290,11 +290,9 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         for name in ("tie_word_embeddings", "attention_bias"):
             _check.kind(name, getattr(self, name), bool)
-        for name in _SIZES:
-            _check.integer(name, getattr(self, name))
         if self.sliding_window is not None:
             _check.integer("sliding_window", self.sliding_window)
-        for name in ("norm_epsilon", "query_scale", "attention_cap", "logits_cap"):
+        for name in ("attention_cap", "logits_cap"):
             if getattr(self, name) is not None:
                 _check.positive(name, getattr(self, name))
         for rotary in filter(None, self.rotary):
@@ -324,7 +322,19 @@ class DecoderConfig:
                 value = values.pop(name, default)
                 values[meaning] = default if value is None else value
             values["intermediate_size"] = values["intermediate_size"] or 4 * values["hidden_size"]
-        blocks = _check.integer("num_hidden_layers", values.get("num_hidden_layers"))
+        heads, width = (
+            _check.integer(name, values.get(name))
+            for name in ("num_attention_heads", "hidden_size")
+        )
+        if values.get("head_dim") is None:
+            if width % heads:
+                rule = f"must divide hidden_size = {width}"
+                raise _check.reject("num_attention_heads", heads, rule)
+            values["head_dim"] = width // heads
+        if values.get("num_key_value_heads") is None:
+            values["num_key_value_heads"] = heads
+        sizes: JsonObject = {name: _check.integer(name, values.get(name)) for name in _SIZES}
+        blocks = sizes["num_hidden_layers"]
         kinds = _kinds(values, blocks)
         ropes = _ropes(values)
         if values.get("use_sliding_window") is False:
@@ -342,21 +352,7 @@ class DecoderConfig:
         if family.parallel:
             required["use_parallel_residual"] = (True,)
         _check_settings(values, {*_SIZES, *_FOLLOWED, *family.follows, "model_type"}, required)
-        sizes = {name: values[name] for name in _SIZES if values.get(name) is not None}
-        for name in _SIZES:
-            if name not in sizes and name not in ("num_key_value_heads", "head_dim"):
-                raise _check.reject("config.json", name, "is missing")
         epsilon = "layer_norm_eps" if family.plain else "rms_norm_eps"
-        if values.get(epsilon) is None:
-            raise _check.reject("config.json", epsilon, "is missing")
-        heads = _check.integer("num_attention_heads", sizes["num_attention_heads"])
-        size = _check.integer("hidden_size", sizes["hidden_size"]) // heads
-        if "head_dim" not in sizes and sizes["hidden_size"] % heads:
-            rule = f"must divide hidden_size = {sizes['hidden_size']}"
-            raise _check.reject("num_attention_heads", heads, rule)
-        sizes = {"num_key_value_heads": heads, "head_dim": size} | sizes
-        if family.plain:
-            sizes["num_key_value_heads"] = heads
         positions = values.get("no_rope_layers") or [1] * blocks
         if len(positions) != blocks or len(kinds) != blocks:
             raise _check.reject("config.json layers", blocks, "is not the length of their settings")
@@ -367,7 +363,7 @@ class DecoderConfig:
         )
         return cls(
             model_type=values["model_type"],
-            norm_epsilon=_check.positive(epsilon, values[epsilon]),
+            norm_epsilon=_check.positive(epsilon, values.get(epsilon, math.nan)),
             rotary=tuple(
                 ropes[kind] if is_there and not family.learned else None
                 for kind, is_there in zip(kinds, positions, strict=True)

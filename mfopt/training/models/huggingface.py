@@ -50,7 +50,7 @@ def gpt2_model(
     config: DecoderConfig,
     *,
     lora: LoRAConfig | None = None,
-    base: PyTree | None = None,
+    folder: str | Path = "",
     seed: int = 0,
 ) -> Model:
     """A decoder to train: all parameters, or adapters only where ``lora`` is given.
@@ -58,7 +58,7 @@ def gpt2_model(
     Args:
         config: the shape.
         lora: adapters; the base is then ``Model.frozen``.
-        base: values of the plain model, as in ``gpt2_model(config).params``; None: random.
+        folder: Hugging Face folder with the values of the plain model; empty: they are random.
         seed: of the initial values. A function of ``seed`` alone, so public.
 
     >>> from mfopt.training.models.families import gpt2_config
@@ -71,22 +71,17 @@ def gpt2_model(
     streams = np.random.SeedSequence(_check.seed("seed", seed)).spawn(2)
     # adapters have a stream of their own: they do not depend on where the base comes from
     draws, adapter_draws = map(np.random.default_rng, streams)
-    model, plain, adapters = gpt2_shapes(config, lora), {}, {}
+    model, adapters = gpt2_shapes(config, lora), {}
+    plain = _weights(Path(folder), config) if folder else {}
     shapes = model.params if lora is None else model.frozen
     adapted = _adapted(config, lora)
     for path in [tensor.path for tensor in config.tensors()]:
         shape = pick(shapes, path).shape
-        if base is None:
+        if not folder:
             plain[path] = jnp.asarray(config.initial_value(path, shape, draws))
-        else:
-            name = ".".join(path)
-            try:
-                plain[path] = jnp.asarray(pick(base, path), jnp.float32)
-            except (KeyError, TypeError):
-                raise _check.reject("base", name, "is missing from the given parameters") from None
-            if plain[path].shape != shape:
-                wrong_shape = f"{name} {plain[path].shape}"
-                raise _check.reject("base", wrong_shape, f"must have shape {shape}")
+        elif plain[path].shape != shape:
+            wrong_shape = f"{'.'.join(path)} {plain[path].shape}"
+            raise _check.reject("folder", wrong_shape, f"must have shape {shape}")
         if lora is not None and path[-1] == "kernel" and "/".join(path[2:4]) in adapted:
             low = adapter_draws.standard_normal((shape[0], lora.rank), np.float32)
             adapters[*path[:-1], "lora_a"] = jnp.asarray(low / np.float32(np.sqrt(shape[0])))
@@ -147,12 +142,9 @@ def _save_adapters(folder: Path, config: DecoderConfig, params: PyTree, lora: Lo
         folder: to make.
         config, params, lora: shape of the base model, its adapters, and how they were made.
     """
-    low, sizes = flatten_dict(params), Counter[str]()
+    low, sizes = flatten_dict(params), _columns(config)
     tensors: dict[str, np.ndarray] = {}
     patterns: dict[str, int] = {}
-    for tensor in config.tensors():
-        if tensor.path[-1] == "kernel":
-            sizes[tensor.name] += config.matrices["/".join(tensor.path[2:4])][1]
     for path, tensor_name, _, rows in config.tensors():
         if (*path[:-1], "lora_a") not in low or path[-1] != "kernel":
             continue
@@ -184,6 +176,14 @@ def _save_adapters(folder: Path, config: DecoderConfig, params: PyTree, lora: Lo
         "inference_mode": True,
     }
     _write_json(folder / "adapter_config.json", facts)
+
+
+def _columns(config: DecoderConfig) -> Counter[str]:
+    """Outputs of each tensor of a file that holds matrices or their biases, one or several."""
+    counts = Counter[str]()
+    for path, name, _, _ in config.tensors():
+        counts[name] += config.matrices.get("/".join(path[2:4]), (0, 0))[1]
+    return counts
 
 
 def _merge_adapters(params: PyTree, frozen: PyTree, lora: LoRAConfig | None) -> PyTree:
@@ -238,7 +238,12 @@ def load_pretrained(
         lora, compute_dtype, remat, seed: as in :func:`gpt2_model` and :class:`DecoderConfig`.
     """
     config = dataclasses.replace(read_config(folder), compute_dtype=compute_dtype, remat=remat)
-    files = _locate(Path(folder))
+    return gpt2_model(config, lora=lora, folder=folder, seed=seed)
+
+
+def _weights(folder: Path, config: DecoderConfig) -> dict[nnx_model.Path, jax.Array]:
+    """The parameters without adapters in a Hugging Face folder, float32, by path."""
+    files = _locate(folder)
     older = "transformer." if "wte.weight" in files else ""  # a prefix that first files lack
     values: dict[nnx_model.Path, jax.Array] = {}
     names = set()
@@ -255,7 +260,7 @@ def load_pretrained(
         if not name.endswith(_DERIVED):
             rule = f"its weights hold {name}, which config.json does not mention"
             raise _check.reject("folder", str(folder), rule)
-    return gpt2_model(config, lora=lora, base=nest(values), seed=seed)
+    return values
 
 
 def _locate(folder: Path) -> dict[str, Path]:
@@ -287,16 +292,15 @@ def save_pretrained(folder: str | Path, config: DecoderConfig, params: PyTree) -
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, np.ndarray] = {}
+    counts = _columns(config)
     for path, name, turned, rows in config.tensors():
         value = np.asarray(pick(params, path), np.float32)
         value = np.ascontiguousarray(value.T if turned else value)
         if rows is not None:  # one of several in a tensor
-            whole = tensors.get(name, np.empty((0, *value.shape[1:]), np.float32))
-            missing_rows = max(0, rows.max() + 1 - len(whole))
-            whole = np.append(whole, np.empty((missing_rows, *value.shape[1:]), np.float32), axis=0)
-            whole[rows] = value
-            value = whole
-        tensors[name] = value
+            empty = np.empty((counts[name], *value.shape[1:]), np.float32)
+            tensors.setdefault(name, empty)[rows] = value
+        else:
+            tensors[name] = value
     _files.write(
         folder / WEIGHTS, lambda stream: save_file(tensors, stream.name, metadata={"format": "pt"})
     )
