@@ -46,7 +46,6 @@ GEMMA3 = {
     },
 }
 PARTLY = {"rope_type": "default", "rope_theta": 1e2, "partial_rotary_factor": 0.5}
-CLASSES = {"Gemma3Text": "Gemma3"}
 KINDS = {
     "llama": ("Llama", {"attention_bias": True, "rope_theta": 5e5}),
     "llama-3.1": ("Llama", {"head_dim": 12, "rope_parameters": LLAMA3}),
@@ -80,7 +79,7 @@ def saved(tmp_path_factory):
             name, extra = KINDS[kind]
             torch.manual_seed(len(kind))
             config = getattr(transformers, f"{name}Config")(**SIZES | extra)
-            model = getattr(transformers, f"{CLASSES.get(name, name)}ForCausalLM")(config).eval()
+            model = transformers.AutoModelForCausalLM.from_config(config).eval()
             with torch.no_grad():
                 for value in model.parameters():
                     value.add_(0.3 * torch.randn_like(value))
