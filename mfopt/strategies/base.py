@@ -412,10 +412,10 @@ class ToeplitzStrategy(Strategy):
                 "explains; its inverse cannot be computed in double precision"
             )
 
-    @compiled()
+    @float64
     def multiply(self, x: Array) -> Array:
-        x = jnp.asarray(x)
-        return series.convolve(jnp.asarray(self.toeplitz_coefs(x.shape[0])), x)
+        product: Array = series.convolve(self.toeplitz_coefs(x.shape[0]), x)
+        return product
 
     @compiled()
     def solve(self, y: Array) -> Array:

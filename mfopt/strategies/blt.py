@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime import _check
-from mfopt._runtime._float64 import compiled
+from mfopt._runtime._float64 import float64
 from mfopt._runtime._types import JsonObject
-from mfopt.strategies import series
 from mfopt.strategies.base import ToeplitzStrategy
 from mfopt.strategies.buffered import Exponentials
 from mfopt.strategies.fields import Array, parameter
@@ -41,11 +40,9 @@ class BLT(Exponentials, ToeplitzStrategy):
         """Number of buffers d."""
         return len(self.scale)
 
-    @compiled("n")
+    @float64
     def toeplitz_coefs(self, n: int) -> Array:
-        n = self.check_size(n)
-        tail = series.geometric(self.scale, self.decay, n - 1)
-        return jnp.asarray(self.gain) * jnp.concatenate([jnp.ones(1), tail])
+        return self.gain * _coefs(self.scale, self.decay, self.check_size(n))
 
     def inverse(self) -> tuple[Any, Any]:
         """(ω̂, λ̂) with C⁻¹ coefficients (1, Σ_i ω̂_i λ̂_i^(t-1))/g; every ω̂_i <= 0.
@@ -69,11 +66,7 @@ class BLT(Exponentials, ToeplitzStrategy):
         """First column of C⁻¹, shape (n,), by :meth:`inverse`."""
         if type(self).toeplitz_coefs is not BLT.toeplitz_coefs:  # a subclass of another C
             return super().inverse_coefs(n)
-        scale, decay = self.inverse()
-        tail = decay ** np.arange(self.check_size(n) - 1)[:, None] @ scale
-        numbers = jnp if isinstance(tail, jax.Array) else np
-        coefs: Array = numbers.concatenate([np.ones(1), tail]) / self.gain
-        return coefs
+        return _coefs(*self.inverse(), self.check_size(n)) / self.gain
 
     def inverse_arrays(self, n: int) -> dict[str, np.ndarray]:
         if type(self) is not BLT:  # its C may be another one
@@ -100,3 +93,9 @@ class BLT(Exponentials, ToeplitzStrategy):
             raise _check.reject("scale", scale.tolist(), "every ω must be a finite number >= 0")
         self.check_shares("every λ must lie in [0, 1]", "decay")
         self.check_gain()
+
+
+def _coefs(scale: Any, decay: Any, n: int) -> Any:
+    """(1, Σ_i ω_i λ_i^(t-1)) for t < n; of numbers nothing is compiled."""
+    numbers: ModuleType = jnp if isinstance(decay, jax.Array) else np
+    return numbers.concatenate([np.ones(1), decay ** numbers.arange(n - 1)[:, None] @ scale])

@@ -72,7 +72,7 @@ def product(
     own_weight = jnp.diagonal(slope)  # H, the same for all pairs of a group
     extra = jnp.broadcast_to(diagonal / counts, own_weight.shape)  # h, for a bin with itself
     spikes = columns.reshape(epochs, bins)
-    step, inside = jnp.arange(bins), jnp.arange(size)
+    step, inside = np.arange(bins), np.arange(size)
 
     def epoch(state: jax.Array, spike: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         updated = jnp.exp((step + 1) * log_decay) * state + spike
@@ -85,7 +85,7 @@ def product(
         for part in parts
     )
     # P of each group at its end; padding of the last group is not read
-    ends = jnp.maximum(counts[:, None] - 1 - inside, 0)
+    ends = np.maximum(counts[:, None] - 1 - inside, 0)
     at_ends = jnp.sum(updates * jnp.exp(ends * log_decay[..., None]), axis=3)
     tail = jnp.cumsum(states[..., ::-1], axis=3)[..., ::-1]  # Σ_{k>=q} S inside the group
     earlier, later = _by_panels(slope, at_ends, tail[..., 0], size * log_decay)
@@ -95,7 +95,7 @@ def product(
         jnp.exp(inside * log_decay)[:, None] * earlier[..., None] + own_weight[:, None] * within
     )
     since = later[..., None] + own_weight[:, None] * tail + extra[:, None] * states
-    exponents = (size * jnp.arange(groups)[:, None] + inside) * log_decay[..., None]
+    exponents = (size * np.arange(groups)[:, None] + inside) * log_decay[..., None]
     beside += jnp.exp(exponents) * since
     beside = beside.reshape(epochs, -1, groups * size)[..., :bins]
     beside = beside.transpose(0, 2, 1).reshape(epochs * bins, -1)  # y(t)
@@ -125,14 +125,14 @@ def _by_panels(
     width = min(_BLOCK, groups)
     count = -(-groups // width)
     if count == 1:  # nothing is far: a third less to compile
-        indices = jnp.arange(groups)
+        indices = np.arange(groups)
         fading = _fading(indices[None, :] - 1 - indices[:, None], log_decay)
         lower = indices[:, None] > indices[None, :]
         earlier = jnp.einsum("edk,dkq->edq", at_ends, fading * slope)
-        return earlier, sums @ jnp.where(lower, slope, 0.0)
+        return earlier, sums @ (lower * slope)
     padding = (0, count * width - groups)
     panels = jnp.pad(slope, ((0, 0), padding)).reshape(groups, count, width).transpose(1, 0, 2)
-    indices, inside = jnp.arange(groups), jnp.arange(width)
+    indices, inside = np.arange(groups), np.arange(width)
     fading = _fading(inside[None, :] - 1 - inside[:, None], log_decay)
     lower = inside[:, None] > inside[None, :]
     padded_left, padded_held = (jnp.pad(x, ((0, 0), (0, 0), padding)) for x in (at_ends, sums))
@@ -154,7 +154,7 @@ def _by_panels(
             for x in (padded_left, padded_held)
         )
         across += jnp.einsum("edi,dij->edj", own_left, fading * square)
-        return across, from_later + own_held @ jnp.where(lower, square, 0.0)
+        return across, from_later + own_held @ (lower * square)
 
     parts = jax.lax.map(panel, (jnp.arange(count), panels))
     earlier, later = (
@@ -163,9 +163,9 @@ def _by_panels(
     return earlier, later
 
 
-def _fading(lag: jax.Array, log_decay: jax.Array) -> jax.Array:
+def _fading(lag: np.ndarray, log_decay: jax.Array) -> jax.Array:
     """λ^lag for each buffer where ``lag`` >= 0, else 0."""
-    return jnp.where(lag >= 0, jnp.exp(jnp.maximum(lag, 0) * log_decay[..., None]), 0.0)
+    return jnp.where(lag >= 0, jnp.exp(np.maximum(lag, 0) * log_decay[..., None]), 0.0)
 
 
 def _recursion(factor: jax.Array, added: jax.Array) -> jax.Array:

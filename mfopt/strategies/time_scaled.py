@@ -113,11 +113,10 @@ class TimeScaled(Strategy):
         """Arrays of the base; draws are to be divided by r and outputs by d."""
         return {f"base_{name}": value for name, value in self.base.inverse_arrays(n).items()}
 
-    @compiled()
+    @float64
     def multiply(self, x: Array) -> Array:
-        x = jnp.asarray(x)
         rows, columns = (_along(s, x) for s in self.diagonals(x.shape[0]))
-        return rows * jnp.asarray(self.base.multiply(columns * x))
+        return rows * self.base.multiply(columns * x)
 
     @compiled()
     def solve(self, y: Array) -> Array:

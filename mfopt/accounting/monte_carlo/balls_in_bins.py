@@ -141,9 +141,7 @@ class BallsInBinsLaw(SampledLaw):
         """Largest mode norm."""
         return jnp.sqrt(jnp.max(jnp.diagonal(reduced.gram)))
 
-    def proposal(
-        self, reduced: DominatingPair, noise_multiplier: Scalar, epsilon: Scalar
-    ) -> jax.Array:
+    def proposal(self, reduced: DominatingPair, noise_multiplier: Scalar, epsilon: Scalar) -> Array:
         return design_point.placed(reduced.gram, noise_multiplier, epsilon)
 
     def frozen(

@@ -23,10 +23,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._runtime import _quick
 from mfopt._runtime._arrays import Scalar
 from mfopt._runtime._types import PyTree
-from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair, log_hinge, privacy_loss
+from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair, log_hinge
 from mfopt.accounting.monte_carlo.nested import coloured
 from mfopt.strategies import Array
 
@@ -35,7 +34,8 @@ MOST = 128  # bins of a search, or groups of them
 # many exponents are not reached.
 _BLOCK, _EXPONENTS = 256, 2**14
 _FAR = 300.0  # powers of e whose squares are within double precision
-_OUTER, _INNER = 8, 8  # damped fixed point on p; Newton on λ inside
+# Damped fixed point on p, and Newton on λ inside, whose next step is about the square of the last.
+_OUTER, _INNER, _SETTLED = 8, 8, 1e-7
 
 
 class Draws(NamedTuple):
@@ -80,9 +80,11 @@ class Terms(NamedTuple):
     proposal: Exponents
 
 
-@_quick.jit
-def placed(gram: Array, noise_multiplier: jax.Array, epsilon: jax.Array) -> jax.Array:
+@np.errstate(all="ignore")  # a trial σ may give NaN, which is then refused
+def placed(gram: Array, noise_multiplier: Scalar, epsilon: Scalar) -> np.ndarray:
     """W, shape (J, bins), J = 2b: v_j = Σ_k W[j, k] m_k is a design point of mode j (mod b).
+
+    By NumPy: compiling it would cost more than a search saves.
 
     Args:
       gram: G, (bins, bins).
@@ -92,36 +94,44 @@ def placed(gram: Array, noise_multiplier: jax.Array, epsilon: jax.Array) -> jax.
     uniform; along each direction Σ_k p_jk m_k the loss is convex and increasing, so Newton from
     the right of its root decreases to it.
     """
-    bins = gram.shape[0]
-    scaled = jnp.asarray(gram) / noise_multiplier**2
-    modes = jnp.tile(jnp.eye(bins), (2, 1))
-    at_modes = jnp.tile(scaled - jnp.diagonal(scaled) / 2, (2, 1))  # row j: u at mode j
-
-    def outer(_: int, p: jax.Array) -> jax.Array:
+    scaled = np.asarray(gram) / float(noise_multiplier) ** 2
+    bins = len(scaled)
+    modes = np.tile(np.eye(bins), (2, 1))
+    at_modes = np.tile(scaled - np.diagonal(scaled) / 2, (2, 1))  # row j: u at mode j
+    p = np.concatenate([np.eye(bins), np.full((bins, bins), 1 / bins)])
+    for _ in range(_OUTER):
         move = p @ scaled  # row j: what the direction p_j adds to <m_k, X>/σ²
-        step = _step_lengths(modes, at_modes, move, epsilon)
-        return (p + jax.nn.softmax(at_modes + step[:, None] * move, axis=1)) / 2
-
-    begin = jnp.concatenate([jnp.eye(bins), jnp.full((bins, bins), 1 / bins)])
-    p = jax.lax.fori_loop(0, _OUTER, outer, begin)
-    length = _step_lengths(modes, at_modes, p @ scaled, epsilon)
+        step = _step_lengths(modes, at_modes, move, float(epsilon))
+        powers, mass, _ = _powers_of_mean(at_modes + step[:, None] * move)
+        p = (p + powers / mass[:, None]) / 2
+    length = _step_lengths(modes, at_modes, p @ scaled, float(epsilon))
     return modes + length[:, None] * p
 
 
 def _step_lengths(
-    modes: jax.Array, at_modes: jax.Array, move: jax.Array, epsilon: jax.Array
-) -> jax.Array:
+    modes: np.ndarray, at_modes: np.ndarray, move: np.ndarray, epsilon: float
+) -> np.ndarray:
     """λ_j >= 0 with Y(m_j + λ_j Σ_k p_jk m_k) = ε; 0 where the mode itself is beyond ε."""
-    exponent, speed = jnp.sum(modes * at_modes, axis=1), jnp.sum(modes * move, axis=1)
+    exponent, speed = np.sum(modes * at_modes, axis=1), np.sum(modes * move, axis=1)
     # Y >= u_j - log b, so the root of that line lies to the right of the root of Y
-    right = (epsilon + jnp.log(modes.shape[1]) - exponent) / jnp.maximum(speed, 1e-300)
+    length = np.maximum(
+        (epsilon + math.log(modes.shape[1]) - exponent) / np.maximum(speed, 1e-300), 0
+    )
+    for _ in range(_INNER):
+        powers, mass, log_mean = _powers_of_mean(at_modes + length[:, None] * move)
+        slope = np.einsum("jk,jk->j", powers, move) / mass
+        previous, length = length, np.maximum(length - (log_mean - epsilon) / slope, 0)
+        if np.max(previous - length) < _SETTLED:
+            break
+    return length
 
-    def newton(_: int, length: jax.Array) -> jax.Array:
-        u = at_modes + length[:, None] * move
-        slope = jnp.sum(jax.nn.softmax(u, axis=1) * move, axis=1)
-        return jnp.maximum(length - (privacy_loss(u) - epsilon) / slope, 0)
 
-    return jax.lax.fori_loop(0, _INNER, newton, jnp.maximum(right, 0))
+def _powers_of_mean(u: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """e^u of each row over its largest, their sum, and log of the mean of e^u."""
+    top = np.max(u, axis=1)
+    powers = np.exp(u - top[:, None])
+    mass = np.sum(powers, axis=1)
+    return powers, mass, top + np.log(mass / u.shape[1])
 
 
 def draw(key: jax.Array, samples: int, modes: int) -> Draws:

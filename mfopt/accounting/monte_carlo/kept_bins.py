@@ -8,6 +8,7 @@ alone, with covariance S = G/σ² under Q: white noise of b numbers and a factor
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from mfopt._runtime import _quick
 from mfopt._runtime._arrays import Scalar
 from mfopt._runtime._float64 import float64
 from mfopt._runtime._types import PyTree
@@ -197,16 +197,14 @@ def ceilings(bins: KeptBins, common: float = 0.0) -> Ceilings:
     means = np.mean(numbers.gram, axis=0) / bins.sigma**2
     plain: list[float] = [0.0]  # Σ_{l<=s} log R_l
 
-    @float64  # they may be asked for outside of any scope
     def chain(order: int) -> tuple[float, None]:
         while len(plain) <= order:
-            normalizers = np.asarray(_log_normalizers(bins, len(plain))[0])
-            plain.extend(plain[-1] + np.cumsum(normalizers))
+            plain.extend(plain[-1] + np.cumsum(_log_normalizers(numbers, len(plain))[0]))
         return float(plain[order]), None
 
     chains = {"chain": PatternChain(chain, MAX_ORDER)}
     if bins.bins > 1:
-        chains = {"clusters": _clusters(bins, diagonal, numbers.diagonal(1), common), **chains}
+        chains = {"clusters": _clusters(numbers, diagonal, numbers.diagonal(1), common), **chains}
     squares = np.max(diagonal), np.mean(diagonal), np.mean(means)
     return Ceilings(chains, *map(float, squares))
 
@@ -218,11 +216,10 @@ def _clusters(
     log_weights = clusters.log_weights(spikes, diagonal)
 
     @functools.cache
-    @float64
     def smooth() -> tuple[np.ndarray, float]:
         log_normalizers, beside = _log_normalizers(bins, 1, spikes)
         # T is at most what S is beside the diagonal, or what it keeps of it
-        return np.asarray(log_normalizers), max(float(beside), float(np.max(diagonal - spikes)))
+        return log_normalizers, max(beside, float(np.max(diagonal - spikes)))
 
     @functools.cache
     def ceiling(order: int) -> tuple[float, Clusters]:
@@ -233,34 +230,25 @@ def _clusters(
     return PatternChain(ceiling, clusters.MOST - 1)
 
 
-@_quick.jit
 def _log_normalizers(
-    pattern: KeptBins, first: int, spikes: Scalar = 0.0
-) -> tuple[jax.Array, jax.Array]:
+    pattern: KeptBins, first: int, spikes: float | np.ndarray = 0.0
+) -> tuple[np.ndarray, float]:
     """log max_k mean_i e^(l·T[i,k]), T = S − diag(``spikes``), and the largest S off the diagonal.
 
-    For l = first, …, shape (_ORDERS,).
+    For l = first, …, shape (_ORDERS,), of a G of NumPy: nothing is compiled.
     """
-    bins = pattern.bins
-    orders = first + jnp.arange(_ORDERS)
-
-    def of_rows(numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
-        rows, diagonal_index = pattern.rows(numbers), (jnp.arange(len(numbers)), numbers)
-        diagonal = rows[diagonal_index] - jnp.broadcast_to(spikes, (bins,))[numbers]
-        beside = jnp.max(rows.at[diagonal_index].set(-jnp.inf))
-        rows = rows.at[diagonal_index].set(diagonal)
-        top = jnp.max(rows, axis=1)
-        ratio = jnp.exp(rows - top[:, None])
-
-        def add(power: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
-            return power * ratio, jnp.sum(power, axis=1)
-
-        # one exponential for all orders
-        masses = jax.lax.scan(add, ratio**first, None, length=_ORDERS)[1]
-        return jnp.max(orders[:, None] * top + jnp.log(masses), axis=1), beside
-
-    # the last rows are examined again where there is no whole number of times so many
-    count = min(bins, _ROWS)
-    numbers = jnp.minimum(jnp.arange(-(-bins // count) * count), bins - 1).reshape(-1, count)
-    largest, beside = jax.lax.map(of_rows, numbers)
-    return jnp.max(largest, axis=0) - jnp.log(bins), jnp.max(beside)
+    bins, orders = pattern.bins, first + np.arange(_ORDERS)
+    spikes, largest, beside = np.broadcast_to(spikes, bins), list[np.ndarray](), list[float]()
+    for begin in range(0, bins, _ROWS):
+        rows = pattern.gram[begin : begin + _ROWS] / pattern.sigma**2
+        diagonal = np.arange(len(rows)), begin + np.arange(len(rows))
+        own = rows[diagonal]
+        rows[diagonal] = -np.inf
+        beside.append(np.max(rows))
+        rows[diagonal] = own - spikes[diagonal[1]]
+        top = np.max(rows, axis=1)
+        ratio = np.exp(rows - top[:, None])  # one exponential for all orders
+        power = ratio ** (first - 1)
+        masses = np.stack([np.sum(np.multiply(power, ratio, out=power), axis=1) for _ in orders])
+        largest.append(np.max(orders[:, None] * top + np.log(masses), axis=1))
+    return np.max(largest, axis=0) - math.log(bins), float(np.max(beside))
