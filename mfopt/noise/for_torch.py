@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import hashlib
 import math
@@ -185,7 +186,8 @@ class TorchNoise:
         self.stream.refuse_past_end(self.step)
         self._refuse_broken()
         if self.ledger is not None:  # the same sum with other draws is another release
-            self.ledger.release(self.step, joined([*map(str, self._draws), digest]))
+            release = "\n".join([*map(str, self._draws), digest])
+            self.ledger.release(self.step, hashlib.sha256(release.encode()).hexdigest()[:32])
         self._sound = False
         yield
         self.step += 1
@@ -361,11 +363,6 @@ def fingerprint(tensors: Iterable[torch.Tensor]) -> str:
     return digest.hexdigest()[:32]
 
 
-def joined(digests: Iterable[str]) -> str:
-    """One digest of several."""
-    return hashlib.sha256("\n".join(digests).encode()).hexdigest()[:32]
-
-
 def release_fingerprint(
     norms: Iterable[torch.Tensor], sums: Iterable[torch.Tensor], step: int
 ) -> str:
@@ -379,19 +376,19 @@ def release_fingerprint(
 
     Args:
       norms: of the gradients that were clipped.
-      sums: of the clipped gradients, one for each parameter.
+      sums: of the clipped gradients, one for each parameter, contiguous.
       step: that they are of.
     """
-    lengths = np.concatenate([np.zeros(0, np.float32), *(norm.cpu().numpy() for norm in norms)])
-    distinct = {x for x in lengths.tolist() if x < math.inf}
-    if len(distinct) < max(len(lengths), _SPREAD):
+    numbers = [x for norm in norms for x in norm.tolist()]
+    if len({*numbers}) < max(len(numbers), _SPREAD) or not sum(numbers) < math.inf:
         return fingerprint(sums)
-    digest = hashlib.blake2b(lengths.data, digest_size=16)
     for total in sums:
         apart = total.numel() // _PART | 1  # odd: in a matrix, of all columns
-        part = total.view(-1)[step % apart :: apart]
-        digest.update(part.numpy(force=True).tobytes())
-    return digest.hexdigest()
+        places = range(step % apart, total.numel(), apart)
+        first = total.storage_offset() + places.start
+        # in less time than a slice of a view
+        numbers += total.as_strided((len(places),), (apart,), first).tolist()
+    return hashlib.blake2b(array.array("d", numbers), digest_size=16).hexdigest()
 
 
 def _listed(name: str, tensors: object) -> list[torch.Tensor]:

@@ -81,7 +81,14 @@ class Examples:
         def of_one(
             copies: Mapping[str, torch.Tensor], *example: torch.Tensor
         ) -> tuple[torch.Tensor, ...]:
-            return function(self._caller(copies), *example)
+            frozen, buffers = self._fixed
+            values = {**copies, **frozen}
+            state = {place: values[name] for place, name in self._places.items()} | buffers
+
+            def call(*args: object, **kwargs: object) -> object:
+                return functional_call(self.module, state, args, kwargs, tie_weights=False)
+
+            return function(call, *example)
 
         arguments = self.module, self._detached, self._names, parts
         eager = torch.compiler.set_stance("force_eager")
@@ -137,9 +144,8 @@ class Examples:
 
         def contribution(company: list[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
             """Gradient and outputs of an example, the first of these, with fixed random numbers."""
-            some = [x[company] for x in parts]
-            with rows.seeded(parts):  # by vmap, what is kept would be unusable after it
-                outputs, gradients = self.forward(function, some, alone=len(company) == 1)
+            with rows.seeded(parts):
+                outputs, gradients = self.forward(function, [x[company] for x in parts])
             # other ones in each row: what centres them would be lost in equal ones
             by_name = gradients([x.detach().sigmoid() for x in outputs])
             each = [x.dense().values[:1] for k in self.trained for x in by_name[k]]
@@ -151,26 +157,17 @@ class Examples:
         if ignored is None:
             yield
             return
-        before, first, kept = state(), contribution([0]), state()
+        before = state()
+        with rows.seeded(parts):  # by vmap, what is kept would be unusable after it
+            self.forward(function, [x[:1] for x in parts], alone=True)
+        kept = state()
         probe.refuse_changes(before, kept, made=True)
+        first = contribution([0, 0])
         yield
         probe.refuse_changes(kept, state())
-        pairs = (first, contribution([0])), (contribution([0, 0]), contribution([0, -1]))
-        for expected, actual in pairs:
-            for one, other, bound in zip(expected, actual, (self.bound, 1.0), strict=True):
-                if one:
-                    probe.refuse_difference(one, other, bound)
-
-    def _caller(self, parameters: Mapping[str, torch.Tensor]) -> Callable[..., object]:
-        """The module with these trained parameters."""
-        frozen, buffers = self._fixed
-        values = {**parameters, **frozen}
-        state = {place: values[name] for place, name in self._places.items()} | buffers
-
-        def call(*args: object, **kwargs: object) -> object:
-            return functional_call(self.module, state, args, kwargs, tie_weights=False)
-
-        return call
+        pairs = zip(first, contribution([0, -1]), (self.bound, 1.0), strict=True)
+        for expected, actual, bound in pairs:
+            probe.refuse_difference(expected, actual, bound)
 
     def _one_by_one(
         self, function: Callable[..., tuple[torch.Tensor, ...]], parts: Sequence[torch.Tensor]

@@ -117,10 +117,11 @@ class Collator:
 
     def _refuse_mixed(self, records: list[object]) -> None:
         """Raise :class:`UsageError` where another record changes more rows than its own."""
+        rows, again = map(self._rows_of, (records, records))
         for place in (-1, 0):  # one of them may be the longest, that all others are padded to
             others = list(records)
             others[place] = records[len(records) // 2]
-            rows, again, changed = map(self._rows_of, (records, records, others))
+            changed = self._rows_of(others)
             is_alike = [*map(len, rows), again] == [*map(len, changed), rows]
             if is_alike and (Counter(rows) - Counter(changed)).total() > 1:
                 rule = "makes rows of several records each: their sum moves by more than one clips"
@@ -130,10 +131,13 @@ class Collator:
     def _rows_of(self, records: list[object]) -> list[bytes]:
         """Content of each row of the batch of ``records``; nothing where it has not one of each."""
         tensors: list[torch.Tensor] = []
-        # of a view not what it is a view of, which may be all data
-        records = copy.deepcopy(pytree.tree_map_only(torch.Tensor, torch.clone, records))
+
+        def copied(part: Any) -> object:
+            # of a view not what it is a view of, which may be all data
+            return part.clone() if isinstance(part, torch.Tensor) else copy.deepcopy(part)
+
         with seeded([]):
-            _mapped(tensors.append, self._collate(records))
+            _mapped(tensors.append, self._collate(pytree.tree_map(copied, records)))
         rows = [
             x.reshape(len(records), -1).contiguous().view(torch.uint8).numpy()
             for x in tensors

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import functools
-import random
 import re
 import types
 from collections import deque
@@ -33,11 +32,6 @@ _TRAINERS = ("lightning", "lightning_fabric", "pytorch_lightning")
 Contents = dict[str, object]
 
 
-def is_drawn(secret: str, step: int) -> bool:
-    """True if a step is probed: about one in ``RATE``, unknown without the run's secret."""
-    return random.Random(f"mfopt probe {secret} {step}").random() * RATE < 1
-
-
 def contents(ignored: Iterable[object] = (), **roots: object) -> Contents:
     """Value, or a fingerprint of it, of all that can be reached from ``roots``, by its path.
 
@@ -54,7 +48,10 @@ def contents(ignored: Iterable[object] = (), **roots: object) -> Contents:
         if isinstance(value, _VALUES):
             state[path] = repr(value)
             continue
-        if id(value) in visited or isinstance(value, _OUTSIDE) or _is_trainer(value):
+        package = type(value).__module__.partition(".")[0]
+        # what a framework keeps of a run: loops, loggers, progress bars, no model
+        is_trainer = package in _TRAINERS and not isinstance(value, torch.nn.Module)
+        if id(value) in visited or isinstance(value, _OUTSIDE) or is_trainer:
             continue
         visited[id(value)] = value
         if isinstance(value, torch.Tensor):
@@ -72,12 +69,6 @@ def contents(ignored: Iterable[object] = (), **roots: object) -> Contents:
         else:
             remaining.extend((f"{path}.{name}", part) for name, part in _parts(value).items())
     return state
-
-
-def _is_trainer(value: object) -> bool:
-    """True for what a framework keeps of a run: loops, loggers, progress bars, no model."""
-    package = type(value).__module__.partition(".")[0]
-    return package in _TRAINERS and not isinstance(value, torch.nn.Module)
 
 
 def _parts(value: object) -> Contents:
@@ -146,10 +137,11 @@ def refuse_difference(
 
     Args:
       reference, repeated: before and after its batch, or in other company, before they are
-        clipped; not empty.
+        clipped.
       bound: that rounding is measured by, or by the norm of ``reference`` where that is larger.
     """
-
+    if all(map(torch.equal, reference, repeated)):  # as a rule, and cheaper than a norm
+        return
     before, after = (
         torch.cat([x.detach().ravel() for x in tensors]).nan_to_num()
         for tensors in (reference, repeated)

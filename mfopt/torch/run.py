@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import random
 import weakref
 from collections.abc import Callable
 from typing import Any, ParamSpec
@@ -22,7 +23,6 @@ from mfopt.noise.for_torch import (
     STATE,
     SilentNoise,
     TorchNoise,
-    joined,
     refuse_narrow,
     release_fingerprint,
     split_state,
@@ -284,7 +284,9 @@ class PrivateRun:
         if not examples:
             return False
         modes = tuple(layer.training for layer in module.modules())
-        drawn = probe.is_drawn(self.sampler.state_dict()["seed"], self.step)
+        # unknown without the run's secret
+        draws = random.Random(f"mfopt probe {self.sampler.state_dict()['seed']} {self.step}")
+        drawn = draws.random() * probe.RATE < 1
         drawn |= modes != self._modes or self._probes < 2
         self._modes, self._probes = modes, self._probes + drawn
         return drawn
@@ -473,7 +475,7 @@ class PrivateRun:
         digests = [release_fingerprint(self.norms, sums, noise.step)] * self.ranks
         if self.ranks > 1:  # the ledger is the first one's
             torch.distributed.all_gather_object(digests, digests[0])
-        noise.add_to(sums, joined(digests))
+        noise.add_to(sums, "".join(digests))
         self.units, self.norms = [], []
 
     def state_dict(self) -> dict[str, Any]:
