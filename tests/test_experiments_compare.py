@@ -317,7 +317,7 @@ def test_families_expand_and_unknown_ones_are_refused():
 def test_command_writes_table_csv_json_and_plots(tmp_path, cache, sizes, capsys):
     words = f"compare --epochs 2 --iters 8 --eps 1,8 --samples 8192 --bands 1,4 --include {{}} \
         --jobs 1 --cache {cache.folder}"
-    arguments = [*words.format(",".join(FAMILIES)).split(), "--out", str(tmp_path / "c")]
+    arguments = [*words.format(",".join(FAMILIES)).split(), "--out", str(tmp_path / "c.csv")]
     main(arguments)
     text = capsys.readouterr().out
     assert "DP-SGD, Poisson" in text and "ε = 8" in text

@@ -20,15 +20,6 @@ from mfopt.experiments import cache
 ROOT = Path(__file__).parent.parent
 
 
-def test_too_many_bands_for_fresh_bins_are_named():
-    words = "optimize --epochs 2 --iters 8 --eps 2 --sampling fresh-bins --bands 99"
-    words += " --strategy banded-toeplitz --out x.npz"
-    done = invoked(*words.split())
-    assert done.exit_code == 2
-    said = done.output
-    assert "--bands 99" in said and "at most 8" in said and "not banded" not in said
-
-
 def test_help_of_train_shows_what_it_does_without_a_file():
     tables = tomllib.loads(invoked("train", "--show-config").stdout)
     does = {name: value for table in tables.values() for name, value in table.items()}
@@ -81,12 +72,3 @@ def test_kept_folders_are_bounded(tmp_path):
         os.utime(path, (time.time() - 100 + number,) * 2)
     _files.trim(tmp_path, cache.FILES, 25)
     assert sorted(path.name[0] for path in tmp_path.iterdir()) == ["2", "3"]  # the newest
-
-
-def test_compare_writes_the_file_that_is_named(tmp_path):
-    words = "compare --epochs 2 --iters 4 --eps 2 --include dpsgd+poisson --quiet --jobs 1 --cache"
-    for suffix in ("", ".csv"):
-        (folder := tmp_path / f"to{suffix}").mkdir()
-        done = invoked(*words.split(), tmp_path / "cells", "--out", folder / f"x{suffix}")
-        assert done.exit_code == 0, done.output
-        assert (folder / "x.csv").is_file() and not (folder / "x.csv.csv").exists()
