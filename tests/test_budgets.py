@@ -31,7 +31,7 @@ NODES = {
     "mfopt/strategies": 15_845,
     "mfopt/testing": 9_722,
     "mfopt/torch": 19_320,
-    "mfopt/training": 65_000,
+    "mfopt/training": 64_800,
     "cli": 29_270,
     "tests": 296_600,
 }

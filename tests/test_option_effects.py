@@ -176,7 +176,7 @@ WITH = {
 QUIET_WORK = {
     ("", "--jobs"): "how many work side by side",
     ("plan", "--yes"): "asks nothing: tests/test_plan.py",
-    ("data build", "--on-bad"): "stops at a bad line",
+    ("data build", "--skip-bad"): "skips bad lines: tests/test_train_data_build.py",
     ("data stats", "--verify"): "reads all, and finds nothing wrong",
     ("noise", "--repeats"): "steps that are timed",
     ("certify", "--certificate"): "the toy's bound takes no samples: tests/test_moment_bound.py",

@@ -35,7 +35,7 @@ def test_every_way_to_the_batches_gives_the_draws_of_the_scheme(kind):
         "resumed": [*(sampler[t] for t in (0, 1)), *parsed.steps(2)],
         "padded": [units[mask] for units, mask in sampler.padded(4)],
         "parts": [np.sort(np.concatenate([p[t] for p in parts])) for t in range(len(sampler))],
-        "trainer": [(u := trainer.batch(t).units)[u >= 0] for t in range(scheme.length)],
+        "trainer": [(u := trainer.batch(t))[u >= 0] for t in range(scheme.length)],
         "state": list(UnitSampler.from_state(sampler.state_dict())),
     }
     for variant, batches in ways.items():

@@ -141,9 +141,9 @@ def test_it_is_trained_with_its_own_statement(saved):
     drawn = [result.batch for result in trainer.run(trainer.init())]
     assert len(drawn) == 8
     for t, batch in enumerate(drawn):
-        assert np.array_equal(batch.units[batch.units >= 0], SCHEME.sample(t, 40, 5))
+        assert np.array_equal(batch[batch >= 0], SCHEME.sample(t, 40, 5))
     # a unit takes part twice or never
-    participated = np.bincount(np.concatenate([b.units[b.units >= 0] for b in drawn]), minlength=40)
+    participated = np.bincount(np.concatenate([b[b >= 0] for b in drawn]), minlength=40)
     assert set(participated.tolist()) == {0, 2}
 
 

@@ -111,13 +111,13 @@ def test_step_rows_are_means_over_what_took_part():
     result = next(trainer.run(trainer.init(loop_tests.KEY)))
     row = metrics.step_row(result, 2.0)
     store, model = loop_tests.store_and_model()
-    tokens, mask = trainer.execution.units.fetch(result.batch.units, 0)
+    tokens, mask = trainer.execution.units.fetch(result.batch.ravel(), 0)
     rows, targets = tokens.reshape(-1, loop_tests.LENGTH), mask.reshape(-1, loop_tests.LENGTH)
     losses = [float(model.loss(model.params, (), t, m)) for t, m in zip(rows, targets, strict=True)]
     weights = np.maximum(targets.sum(axis=1) - 1, 0)
     assert row["loss"] == pytest.approx(np.sum(losses * weights) / weights.sum(), rel=1e-5)
     assert row["tokens"] == mask.sum() == 2 * row["tokens_per_second"]
-    present = [unit for unit in result.batch.units if unit >= 0 and store.records_of(unit)]
+    present = [unit for unit in result.batch.ravel() if unit >= 0 and store.records_of(unit)]
     assert row["units"] == len(present)
 
 

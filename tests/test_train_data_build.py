@@ -29,7 +29,7 @@ def tokenizer():
     return Tokenizer.train(PUBLIC, 300)
 
 
-SKIP = Options(on_bad="skip")  # of the rows below a fiftieth is broken
+SKIP = Options(skip_bad=True)  # of the rows below a fiftieth is broken
 
 
 def write_rows(path, count=400, users=17, seed=0):
@@ -143,8 +143,6 @@ def test_refusals_before_any_work(tmp_path, tokenizer):
         build(source, tmp_path / "precious", tokenizer=tokenizer)
     with pytest.raises(UsageError, match="not a built data folder"):
         build(source, tmp_path / "precious", tokenizer=tokenizer, force=True)
-    with pytest.raises(UsageError, match="on_bad"):
-        Options(on_bad="ignore")
     for shares in ({"users": 1.0}, {"records": -0.1}):
         with pytest.raises(UsageError, match="held-out"):
             HoldOut(**shares)
@@ -166,15 +164,12 @@ def test_more_than_a_hundredth_of_bad_lines_is_skipped_on_purpose_only(tmp_path,
     with pytest.raises(UsageError, match=r"2 of 101 lines .*2 × user is (missing|empty).*skip_bad"):
         build(rows(99, 2), output, tokenizer=tokenizer)
     assert not output.exists()
-    report = build(rows(99, 2), output, tokenizer=tokenizer, options=Options(on_bad="skip"))
+    report = build(rows(99, 2), output, tokenizer=tokenizer, options=Options(skip_bad=True))
     assert report["reading"]["train"]["records"] == 99
     build(rows(99, 1), tmp_path / "few", tokenizer=tokenizer)
 
 
-def test_bad_lines_can_be_fatal(tmp_path, tokenizer):
-    source = JsonLines([write_rows(tmp_path / "rows.jsonl")], "user", "text")
-    with pytest.raises(UsageError, match=r"rows.jsonl: byte \d+.*not JSON"):
-        build(source, tmp_path / "out", tokenizer=tokenizer, options=Options(on_bad="fail"))
+def test_bad_lines_alone_are_refused(tmp_path, tokenizer):
     (tmp_path / "rows.jsonl").write_text("broken\n")
     with pytest.raises(FailureError, match=r"no record can be used.*1 × not JSON"):
         build(
@@ -198,7 +193,7 @@ def test_command_line_from_files_to_statistics(tmp_path):
     data = write_rows(tmp_path / "rows.jsonl")
     public = write_rows(tmp_path / "public.jsonl", seed=1)
     output = tmp_path / "out"
-    command = ["data", "build", output, "--data", data, "--on-bad", "skip"]
+    command = ["data", "build", output, "--data", data, "--skip-bad"]
     code, text, _ = run(*command, "--public", public, "--vocab-size", 300)
     assert code == 0 and "8 bad, skipped: not JSON" in text
     tokens = open_parts(output)["train"].num_tokens
@@ -210,6 +205,17 @@ def test_command_line_from_files_to_statistics(tmp_path):
     )
     report = json.loads(text)
     assert code == 0 and set(report["parts"]) == {"train", "held-out-users"}
+    # the end of a record is that of the tokenizer's model
+    model = tmp_path / "model"
+    model.mkdir()
+    tokenizer = Tokenizer.load(output)
+    tokenizer.backend.add_special_tokens(["<end>"])
+    tokenizer.save(model / "tokenizer.json")
+    end = tokenizer.backend.token_to_id("<end>")
+    (model / "config.json").write_text(json.dumps({"eos_token_id": end}))
+    ended = tmp_path / "ended"
+    code, _, _ = run(*command[:2], ended, *command[3:], "--tokenizer", model)
+    assert code == 0 and open_parts(ended)["train"].metadata["end_id"] == end
     code, text, _ = run("data", "stats", output, "--verify")
     assert code == 0 and "records per user" in text
     code, text, _ = run("data", "stats", output, "--json")
@@ -292,7 +298,7 @@ def test_of_a_chat_what_the_assistant_says_is_learned(tmp_path, tokenizer):
         build(source, tmp_path / "out", tokenizer=tokenizer)
     tokenizer = Tokenizer.train(PUBLIC, 300)
     tokenizer.backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    skipping = Options(on_bad="skip")
+    skipping = Options(skip_bad=True)
     report = build(source, tmp_path / "out", tokenizer=tokenizer, options=skipping)
     assert report["reading"]["train"]["bad"] == {"text is not text": 1}
     start, end = (tokenizer.backend.token_to_id(f"<|im_{word}|>") for word in ("start", "end"))

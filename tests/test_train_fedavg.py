@@ -16,10 +16,10 @@ from train_oracles import norm_of, plus, verified
 from mfopt.errors import UsageError
 from mfopt.mechanism import Mechanism
 from mfopt.sampling import Poisson
+from mfopt.sampling.sampler import pad
 from mfopt.strategies import Identity
 from mfopt.training import mesh as meshes
 from mfopt.training.audit import audit
-from mfopt.training.batching import Batch
 from mfopt.training.clipping import Clipping
 from mfopt.training.config import TrainConfig
 from mfopt.training.execute import execute
@@ -65,9 +65,8 @@ def trainer_of(model, store, alter=lambda execution: execution, **changes):
 
 def summed(trainer, users):
     """The sum over these users, before noise."""
-    units = np.full(-(-len(users) // 2) * 2 or 2, -1)
-    units[: len(users)] = users
-    return trainer.sum(trainer.model.params, Batch(units, 2), 0).gradient
+    batch = pad(np.asarray(users), 2, fill=-1)
+    return trainer.sum(trainer.model.params, batch, 0).gradient
 
 
 def moved(trainer, user):

@@ -18,7 +18,7 @@ from mfopt.noise import NoiseStream, _draws
 from mfopt.sampling.sampler import pad
 from mfopt.strategies import BLT, Identity
 from mfopt.training import clipping, executed, loop, recovered, units
-from mfopt.training.batching import Batch, Sampler
+from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping
 from mfopt.training.config import TrainConfig
 from mfopt.training.fedavg import FedAvg
@@ -162,7 +162,7 @@ def added_after_the_optimizer(right, trainer, state, total, keep):
 @in_place_of(Trainer, "run")
 def normalized_by_the_batch_drawn(right, trainer, state, stop=None):
     for result in right(trainer, state, stop):
-        factor = trainer.execution.normalizer / max(1, np.sum(result.batch.units >= 0))
+        factor = trainer.execution.normalizer / max(1, np.sum(result.batch >= 0))
         release = jax.tree.map(lambda leaf, factor=factor: leaf * factor, result.release)
         yield dataclasses.replace(result, release=release)
 
@@ -250,8 +250,7 @@ def kept(change):
     @in_place_of(Sampler, "batch")
     def plant(right, sampler, step):
         drawn = sampler.drawn[step]
-        units = pad(change(drawn), sampler.microbatch, fill=-1).reshape(-1)
-        return Batch(units, sampler.microbatch)
+        return pad(change(drawn), sampler.microbatch, fill=-1)
 
     return plant
 
@@ -290,7 +289,7 @@ def sums_divided_by_the_batch_drawn(right, trainer, state, stop=None):
         batch = trainer.execution.sampler.batch(step)
         total = trainer.sum(params, batch, step).gradient
         (result,) = right(trainer, state, step + 1)
-        normalizer = 1 / max(1, np.sum(batch.units >= 0)) - 1 / trainer.execution.normalizer
+        normalizer = 1 / max(1, np.sum(batch >= 0)) - 1 / trainer.execution.normalizer
         release = jax.tree.map(
             lambda mean, x, extra=normalizer: mean + extra * x, result.release, total
         )

@@ -9,7 +9,7 @@ from test_train_run import data, settings_for  # noqa: F401 (fixtures)
 
 from mfopt.errors import UsageError
 from mfopt.sampling.sampler import pad
-from mfopt.training.batching import Batch, Sampler
+from mfopt.training.batching import Sampler
 from mfopt.training.execute import execute
 from mfopt.training.prepare import prepare
 from mfopt.training.replay import replay
@@ -47,8 +47,7 @@ def test_a_run_is_executed_again_bit_for_bit(data, tmp_path):  # noqa: F811
 def test_a_run_of_another_program_ends_elsewhere(data, tmp_path, monkeypatch):  # noqa: F811
     def every_other(sampler, step):  # half of the units that were drawn
         drawn = sampler.drawn[step]
-        units = pad(drawn[::2], sampler.microbatch, fill=-1).reshape(-1)
-        return Batch(units, sampler.microbatch)
+        return pad(drawn[::2], sampler.microbatch, fill=-1)
 
     with monkeypatch.context() as patch:
         patch.setattr(Sampler, "batch", every_other)

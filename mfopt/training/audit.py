@@ -174,7 +174,7 @@ def audit(
     for result in trainer.run(trainer.init(secret.key("noise"))):
         assert result.release is not None
         releases[result.step] = np.asarray(result.release["axes"])[:, 0]
-        ran[result.batch.units[result.batch.units >= 0], result.step] = True
+        ran[result.batch[result.batch >= 0], result.step] = True
         progress(Progress("training on canaries", result.step + 1, steps, "steps"))
     progress(Progress("attacking"))
     released = releases.astype(np.float64) * (execution.normalizer / bound)

@@ -6,32 +6,12 @@ and never cut (``docs/training/algorithms.md``).
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-
 import numpy as np
 
 from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
 from mfopt.sampling import Scheme, UnitSampler
 from mfopt.sampling.sampler import pad
-
-
-@dataclasses.dataclass(frozen=True)
-class Batch:
-    """The units of one step.
-
-    ``units``: (slots,) int64, -1 in padded slots; slots is a multiple of ``microbatch``.
-    """
-
-    units: np.ndarray
-    microbatch: int
-
-    def blocks(self, size: int) -> Iterator[np.ndarray]:
-        """The units as microbatches (k, m), at most ``size`` of them at a time; at least one."""
-        rows = self.units.reshape(-1, self.microbatch)
-        for begin in range(0, len(rows), size):
-            yield rows[begin : begin + size]
 
 
 class Sampler:
@@ -66,10 +46,9 @@ class Sampler:
         """Mean units per step over the scheme's own randomness: the default public normalizer."""
         return self.drawn.expected_batch
 
-    def batch(self, step: int) -> Batch:
-        """The units of ``step``, padded."""
-        units = pad(self.drawn[step], self.microbatch, fill=-1).reshape(-1)
-        return Batch(units, self.microbatch)
+    def batch(self, step: int) -> np.ndarray:
+        """The units of ``step``, int64 (microbatches, microbatch), at least one; -1: nobody."""
+        return pad(self.drawn[step], self.microbatch, fill=-1)
 
     def describe(self) -> JsonObject:
         """JSON-able: the scheme and the public number of units."""

@@ -29,7 +29,7 @@ from mfopt._runtime._float64 import scope
 from mfopt._runtime._pytree import pytree
 from mfopt.noise import NoiseStream
 from mfopt.training import mesh as meshes
-from mfopt.training.batching import Batch, Sampler
+from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.gradients import Statistics, Totals, microbatch_adder
 from mfopt.training.models import Model, PyTree
@@ -103,7 +103,7 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """One finished ``step`` t, who took part (``batch``), and sums over them, without noise.
+    """One finished ``step`` t, who took part (``batch`` of the sampler), and sums over them.
 
     The buffers of ``state``, with ``state.step`` = t + 1, are reused by the next step: copy what is
     to be kept before. ``release``: the noised mean that the optimizer got, if asked for.
@@ -112,7 +112,7 @@ class StepResult:
     step: int
     state: TrainState
     statistics: Statistics
-    batch: Batch
+    batch: np.ndarray
     release: PyTree | None
 
 
@@ -227,10 +227,11 @@ class Trainer:
                 state, release = self._update(state, totals.gradient)
             yield StepResult(step, state, totals.statistics, batch, release)
 
-    def sum(self, params: PyTree, batch: Batch, step: int) -> Totals:
-        """Σ clip(gradient or update of unit) over a batch, before noise: sensitive."""
+    def sum(self, params: PyTree, batch: np.ndarray, step: int) -> Totals:
+        """Σ clip(gradient or update of unit) over a sampler's batch, before noise: sensitive."""
         totals: Totals = self._zero(params)
-        for units in batch.blocks(self._block):
+        for begin in range(0, len(batch), self._block):
+            units = batch[begin : begin + self._block]
             tokens, mask = self.execution.units.fetch(units.reshape(-1), step)
             rows = [self._rows(x.reshape(*units.shape, *x.shape[1:])) for x in (tokens, mask)]
             totals = self._add(totals, (params, self._frozen), *rows, len(units))

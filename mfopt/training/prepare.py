@@ -109,7 +109,7 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> bool:
                 way_out = "Build it with a public part, or pretrain elsewhere and give `model`."
                 rule = "the data has no public part"
                 raise _check.reject(name, getattr(config, name), rule, way_out)
-    if config.model and initial_model.made_elsewhere(config.model):
+    if initial_model.made_elsewhere(config.model):
         initial_model.maker_of(config)
     elif config.model:
         read_config(config.model)
@@ -305,6 +305,8 @@ def _open_data(
 ) -> tuple[dict[str, TokenStore], Tokenizer | None]:
     """The stores, every bit of them compared with their digests, and their one tokenizer."""
     file, folder = Path(config.data), _folder_of_data(config)
+    # another tokenizer of the same size than the model's own would pass every other check
+    model = "" if initial_model.made_elsewhere(config.model) else config.model
     if folder != file:
         if jax.process_index() == 0:
             keywords: dict[str, Any] = {"progress": within(progress, f"corpus of {config.data}")}
@@ -312,9 +314,7 @@ def _open_data(
             if config.data in EMBEDDED:
                 build_stdlib(folder, public=EMBEDDED[config.data], **keywords)
             else:
-                has_tokenizer = config.model and not initial_model.made_elsewhere(config.model)
-                keywords["skip_bad"] = config.skip_bad
-                build_lines(file, folder, config.model if has_tokenizer else None, **keywords)
+                build_lines(file, folder, model, skip_bad=config.skip_bad, **keywords)
         meshes.wait_for_lead("corpus")
     parts = open_parts(folder)
     progress(Progress("comparing the data with its digests"))
@@ -334,7 +334,6 @@ def _open_data(
         if file.is_file():
             tokenizer = Tokenizer.of_data(file, train)
             break
-    if config.model and not initial_model.made_elsewhere(config.model):
-        # another tokenizer of the same size would pass every other check
-        tokenizer = Tokenizer.of_data(config.model, train)
+    if model:
+        tokenizer = Tokenizer.of_data(model, train)
     return parts, tokenizer

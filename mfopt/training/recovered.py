@@ -25,7 +25,6 @@ from mfopt.progress import Progress, Report, silent
 from mfopt.sampling import UnitSampler
 from mfopt.training import executed, sizes
 from mfopt.training import mesh as meshes
-from mfopt.training.batching import Batch
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore
 from mfopt.training.executed import Finding, certain
@@ -227,7 +226,7 @@ class _Run:
         params = jax.tree.map(jnp.copy, state.params)  # the loop reuses its buffers
         for result in trainer.run(state, n):
             batch = result.batch
-            units, drawn = batch.units[batch.units >= 0], self.drawn[result.step]
+            units, drawn = batch[batch >= 0], self.drawn[result.step]
             holds["units that were drawn, each once"] &= np.array_equal(np.sort(units), drawn)
             total = self._total(params, drawn, result.step, holds)
             if result.step < _CLOSELY:
@@ -236,12 +235,10 @@ class _Run:
                 differences = [a - b for a, b in zip(summed, total, strict=True)]
                 holds["sums of clipped gradients"] &= _norm(differences) <= rounding * self.bound
                 for unit in drawn[:_CLOSELY].tolist():
-                    nobody = np.full(batch.microbatch, -1)
-                    nobody[0] = unit
-                    sum_of_nobody = trainer.sum(
-                        params, Batch(nobody, batch.microbatch), result.step
-                    )
-                    within = _norm(_leaves(sum_of_nobody.gradient)) <= self.bound
+                    single = np.full((1, batch.shape[1]), -1)
+                    single[0, 0] = unit
+                    contribution = trainer.sum(params, single, result.step).gradient
+                    within = _norm(_leaves(contribution)) <= self.bound
                     holds["contributions within the bound"] &= within
             release, params_after = (
                 _leaves(result.release),

@@ -150,7 +150,7 @@ def audited(folder):
     def watched(trainer, *arguments):
         for result in run(trainer, *arguments):
             leaves = jax.tree.leaves(jax.device_get(result.release))
-            units = result.batch.units
+            units = result.batch
             steps.extend([units[units >= 0], *leaves])
             yield result
 

@@ -48,15 +48,12 @@ def command() -> None:
     multiple=True,
 )
 @option("--tokenizer", click.Path(), "A tokenizer.json, or the folder holding it.")
-@option("--end-of-text", str, "End-of-text token.", default="<|endoftext|>")
+@option("--end-of-text", str, "End-of-text token. [that of the tokenizer's model]")
 @option(
     "--vocab-size", COUNT, "Train a byte-level BPE of this size on the public data. [stdlib: 2048]"
 )
 @option(
-    "--on-bad",
-    ("few", "skip", "fail"),
-    "Handling of lines that are not a valid record: skip up to 1% and reject more, skip any "
-    "number, or stop at the first.",
+    "--skip-bad", bool, "Skip lines that are no record even if they are more than 1% of the file."
 )
 @option("--held-out-users", float, "Share of users for evaluation only.")
 @option("--held-out-records", float, "Share of the other users' records for evaluation only.")
@@ -83,7 +80,7 @@ def build(arguments: SimpleNamespace) -> None:
     from mfopt.training.data.build import build as build_stores
     from mfopt.training.data.builder import HoldOut
     from mfopt.training.data.stdlib import build_stdlib
-    from mfopt.training.tokenizers import END_OF_TEXT, Tokenizer
+    from mfopt.training.tokenizers import Tokenizer
 
     paths = arguments.paths
     embedded = next((path for path in paths if path in EMBEDDED), None)
@@ -92,11 +89,11 @@ def build(arguments: SimpleNamespace) -> None:
         if (share := getattr(arguments, f"held_out_{name}")) is not None:
             shares[name] = share
     chosen = Options(
-        on_bad=arguments.on_bad,
+        skip_bad=arguments.skip_bad,
         hold_out=HoldOut(**shares, seed=arguments.seed),
         public_overlap=arguments.public_overlap,
     )
-    if arguments.tokenizer is None and arguments.end_of_text != END_OF_TEXT:
+    if arguments.tokenizer is None and arguments.end_of_text is not None:
         rule = "goes with `tokenizer` only: one that is trained here has its own end"
         raise _check.reject("end_of_text", arguments.end_of_text, rule, "Leave it out.")
     if embedded:

@@ -28,7 +28,6 @@ REPORT = "report.json"
 _BATCH_TEXTS = 256
 _BATCH_CHARACTERS = 1 << 20
 _EXAMPLES = 10
-ON_BAD = ("few", "skip", "fail")
 _FEW = 0.01  # of all lines
 
 
@@ -37,18 +36,16 @@ class Options:
     """Options of ``mfopt data build``.
 
     Args:
-      on_bad: of lines that are no record "few" skips up to a hundredth of all and refuses more,
-        "skip" skips any number, "fail" refuses the first.
+      skip_bad: skip any number of lines that are no record; up to a hundredth of all always are.
       hold_out, public_overlap: see :class:`HoldOut`; largest share of public tokens in copies of
         private records.
     """
 
-    on_bad: str = "few"
+    skip_bad: bool = False
     hold_out: HoldOut = dataclasses.field(default_factory=HoldOut)
     public_overlap: float = overlap.MOST
 
     def __post_init__(self) -> None:
-        _check.choice("on_bad", self.on_bad, ON_BAD)
         _check.probability("public_overlap", self.public_overlap, closed=True)
 
 
@@ -80,8 +77,7 @@ def build(
         (with the places of the first ten bad ones), and sizes of the parts.
 
     Raises:
-        UsageError: ``out`` exists; a bad line where ``on_bad`` is "fail"; public text that holds
-            private records.
+        UsageError: ``out`` exists; too many bad lines; public text that holds private records.
         FailureError: no record is left.
     """
     options = options or Options()
@@ -99,7 +95,7 @@ def build(
         "public": None if public is None else public.describe(),
         "tokenizer": tokenizer if ready is None else ready.digest,
         # what is skipped follows from the source
-        "options": {k: v for k, v in dataclasses.asdict(options).items() if k != "on_bad"},
+        "options": {k: v for k, v in dataclasses.asdict(options).items() if k != "skip_bad"},
     }
     if reuse and target.exists():
         earlier_plan = _plan_in(target / REPORT)
@@ -225,8 +221,6 @@ def _fill(
             characters += len(_joined(item.text or ""))
         else:
             bad[item.reason] = bad.get(item.reason, 0) + 1
-            if options.on_bad == "fail":
-                raise _check.reject("data", item.where, item.reason, "Mend it, or skip bad lines.")
             if len(examples) < _EXAMPLES:
                 examples.append(f"{item.where}: {item.reason}")
         if len(pending) >= _BATCH_TEXTS or characters >= _BATCH_CHARACTERS:
@@ -234,10 +228,10 @@ def _fill(
             characters = 0
     add()
     skipped, records = sum(bad.values()), builder.num_records
-    if options.on_bad == "few" and records and skipped > _FEW * (records + skipped):
+    if not options.skip_bad and records and skipped > _FEW * (records + skipped):
         sample = ", ".join(examples[:3])
         rule = f"{skipped:,} of {records + skipped:,} lines are no record: {reasons(bad)}; first "
-        way_out = "Mend them, or skip them all: `skip_bad` (`mfopt data build --on-bad skip`)."
+        way_out = "Mend them, or skip them all: `skip_bad`."
         raise _check.reject("data", f"part {name}", f"{rule}{sample}", way_out)
     return {"bad": bad, "examples": examples, "records": records}
 

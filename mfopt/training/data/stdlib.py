@@ -136,7 +136,7 @@ def lines_of(path: str | Path) -> Source:
 def build_lines(
     path: str | Path,
     folder: str | Path,
-    tokenizer: str | None = None,
+    tokenizer: str = "",
     *,
     skip_bad: bool = False,
     **keywords: Any,
@@ -147,12 +147,12 @@ def build_lines(
 
     Args:
       path, folder: the file, and the folder to make.
-      tokenizer: folder of a model with its own; None: one is trained.
+      tokenizer: folder of a model with its own; empty: one is trained.
       skip_bad: skip lines that are no record even if they are more than a hundredth.
     """
     keywords |= {
-        "tokenizer": 2048 if tokenizer is None else Tokenizer.load(tokenizer),
-        "options": dataclasses.replace(_HELD_OUT, on_bad="skip" if skip_bad else "few"),
+        "tokenizer": Tokenizer.load(tokenizer) if tokenizer else 2048,
+        "options": dataclasses.replace(_HELD_OUT, skip_bad=skip_bad),
         "public": StandardLibrary("prose"),
     }
     return build(lines_of(path), folder, **keywords)
