@@ -228,7 +228,7 @@ def test_the_command_prints_what_was_tried(searched, tmp_path, capsys, monkeypat
 
 
 @pytest.mark.ci
-def test_within_a_memory_the_scheme_stays(searched, tmp_path, capsys):
+def test_within_a_memory_the_scheme_stays(searched, tmp_path):
     from mfopt_cli.main import main
 
     path = tmp_path / "m.npz"

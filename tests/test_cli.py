@@ -201,7 +201,7 @@ def test_bad_input_has_an_exit_code_and_one_line(words, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [cut]  # nothing was written
 
 
-def test_existing_files_are_kept(optimized_file, monkeypatch):
+def test_existing_files_are_kept(optimized_file):
     path, _ = optimized_file
     content = path.read_bytes()
     for command in (

@@ -1,7 +1,6 @@
 """What is searched where no form of C is asked for, and which of several forms is kept."""
 
 import functools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from mfopt.optimize import auto, defaults, run, starts
 from mfopt.sampling import BallsInBins, BMinSep, FreshBins
 from mfopt.workloads import PrefixSums
 
-ROOT = Path(__file__).parent.parent
 SCHEME = BallsInBins(4, 4)
 BOTH = ("wave-blt", "blt")
 

@@ -6,7 +6,6 @@ import io
 import itertools
 import json
 import os
-from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -38,7 +37,6 @@ from mfopt.strategies import SquareRoot
 from mfopt.workloads import Momentum
 
 BINS, EPOCHS = 8, 2
-ARTIFACTS = Path(__file__).parent.parent / "artifacts"
 FAMILIES = (
     "dpsgd+unamplified",
     "dpsgd+poisson",

@@ -302,7 +302,7 @@ def test_an_inverse_beyond_double_precision_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_inverse_that_is_wrong_is_refused(saved, monkeypatch):
+def test_an_inverse_that_is_wrong_is_refused(monkeypatch):
     # control: the check multiplies, it does not compare two outcomes of one computation
     monkeypatch.setattr(S.BLT, "inverse_coefs", lambda self, n: np.eye(1, n)[0])
     with pytest.raises(FailureError, match="not the identity"):

@@ -19,14 +19,10 @@ ARTIFACTS = ROOT / "artifacts"
 
 
 FULL = 0.003  # relative, of what a full tuning may find below a row
-Place = tuple[str, str, float, str]  # table, family, ε, error
 
 
 def stored(name):
     return field.stored(ARTIFACTS, name)
-
-
-Tried = dict[field.Size, float]
 
 
 def tuned_rows(shape):

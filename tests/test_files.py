@@ -230,7 +230,7 @@ def test_a_result_outlives_the_working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # pytest's own goes back from a folder that is there
 
 
-def test_a_result_that_fits_nowhere_says_why(tmp_path, monkeypatch):
+def test_a_result_that_fits_nowhere_says_why(tmp_path):
     def full(path, force):
         raise OSError(errno.ENOSPC, "disk full", str(path))
 

@@ -178,7 +178,7 @@ def test_the_command_prints_writes_and_refuses(tmp_path, capsys):
     assert "privacy-report.json" in failure(capsys, "statement", tmp_path)
 
 
-def test_a_runs_report_says_what_was_executed(data, tmp_path, capsys):  # noqa: F811
+def test_a_runs_report_says_what_was_executed(data, tmp_path):  # noqa: F811
     facts = report_of(data, tmp_path / "run") | {"steps_done": 1}
     pinned = statement.of_report(facts | {"pinned": True})
     assert not pinned.holds and "pinned seed" in pinned.markdown() and pinned.rates == []

@@ -24,7 +24,7 @@ from mfopt.training.tokenizers import Tokenizer
 
 
 @pytest.mark.release
-def test_a_run_goes_on_with_no_other_data_than_it_began_with(data, tmp_path):  # noqa: F811
+def test_a_run_goes_on_with_no_other_data_than_it_began_with(tmp_path):
     mine = tmp_path / "data"
     write_store(synthetic_store(num_users=20), mine / "train")
     settings = settings_for(mine, tmp_path / "run", steps=2)

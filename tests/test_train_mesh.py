@@ -140,5 +140,5 @@ with pytest.MonkeyPatch.context() as patch:  # every device draws the first one'
 
 
 @pytest.mark.release
-def test_an_audit_on_a_mesh_finds_what_is_planted_and_nothing_else(tmp_path):
+def test_an_audit_on_a_mesh_finds_what_is_planted_and_nothing_else():
     finish(begun("-c", AUDITED, CHILD.parent, devices=8))

@@ -241,7 +241,6 @@ def least_squares(dimensions=128, population=2048):
 
 
 TASKS = {"softmax": softmax, "mlp": mlp, "cnn": cnn, "least-squares": least_squares}
-OPTIMIZERS = ("sgd", "momentum", "adam")
 
 
 # --- schedules -----------------------------------------------------------------------------------

@@ -31,8 +31,6 @@ from pathlib import Path
 import click
 from harness import Bench
 
-Call = list[str]
-
 # command -> a call that works, quickly where it can; FILE, DATA and NEW stand for paths
 GOOD = {
     "optimize": "--epochs 2 --iters 4 --eps 2 --delta 1e-3 --strategy identity --out NEW.npz",
@@ -340,7 +338,6 @@ def drive(calls, options):
             text=True,
             env={**os.environ, "MPLBACKEND": "Agg", "HOME": tempfile.gettempdir()},
         )
-        assert child.stdin is not None and child.stdout is not None
         json.dump(list(remainder), child.stdin)
         child.stdin.close()
         begun = None

@@ -333,7 +333,7 @@ def damaged(options):
     """Damage files for so many minutes; exit code 1 where memory grew too much."""
     folder = Path(tempfile.mkdtemp(prefix="mfopt-fuzz-"))
     reference = targets(folder)
-    memory, begun, counts = peak(), time.monotonic(), Counter[str]()
+    memory, begun, counts = peak(), time.monotonic(), Counter()
     round_ = 0
     try:
         while time.monotonic() - begun < 60 * options.minutes:

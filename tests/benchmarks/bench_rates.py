@@ -30,7 +30,6 @@ from mfopt.training.data.sources import walk
 from mfopt.training.data.stdlib import docstrings_of, functions_of
 
 LEAST_WORDS = 8
-Record = tuple[str, str]  # user, text
 
 
 def texts_of(split, modules, *packages):

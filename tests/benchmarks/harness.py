@@ -135,7 +135,6 @@ class Bench:
         self.how = shlex.join(["python", f"tests/benchmarks/{self.script}", *words])
         self.begun, self.out = time.perf_counter(), options.out
         self.seed = getattr(options, "seed", None)
-        assert self._work is not None
         actual = self._work(options)
         report, code = actual if isinstance(actual, tuple) else (actual, 0)
         if report is not None:
