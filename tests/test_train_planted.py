@@ -191,18 +191,6 @@ def in_shape(shape):
     return plant
 
 
-@in_place_of(loop, "microbatch_adder")
-def first_microbatch_unclipped(right, model, bound):
-    clipped, unclipped = (right(model, entry) for entry in (bound, Clipping(1e6)))
-
-    def added(totals, *arguments):
-        first = totals.statistics.units == 0
-        pair = unclipped(totals, *arguments), clipped(totals, *arguments)
-        return jax.tree.map(lambda a, b: jnp.where(first, a, b), *pair)
-
-    return added
-
-
 def not_counted(name):
     """Norms without the part of one entry of the parameters."""
 
@@ -310,7 +298,7 @@ def a_record_more(patch):
 
 
 def unclipped_where(odd):
-    """Units are not clipped whose mask (G, L) is ``odd``."""
+    """Units are not clipped where the sums so far and their mask (G, L) are ``odd``."""
 
     @in_place_of(loop, "microbatch_adder")
     def plant(right, model, bound):
@@ -318,7 +306,7 @@ def unclipped_where(odd):
 
         def added(totals, params, frozen, tokens, mask):
             pair = (add(totals, params, frozen, tokens, mask) for add in (unclipped, clipped))
-            return jax.tree.map(lambda a, b: jnp.where(odd(mask), a, b), *pair)
+            return jax.tree.map(lambda a, b: jnp.where(odd(totals, mask), a, b), *pair)
 
         return added
 
@@ -397,7 +385,9 @@ PLANTED = {
         added_after_the_optimizer, "parameters move by the release alone", {}
     ),
     "microbatch clipped as a whole": (in_shape((1, -1)), SUMS, {}),
-    "first microbatch not clipped": (first_microbatch_unclipped, SUMS, {}),
+    "first microbatch not clipped": (
+        unclipped_where(lambda totals, mask: totals.statistics.units == 0), SUMS, {}
+    ),
     "embedding left out of the norm": (not_counted("embedding"), SUMS, {}),
     "adapter left out of the norm": (not_counted("adapter"), SUMS, {}),
     "matrix not scaled": (not_scaled("matrix"), "sums in the noise", {}),
@@ -412,10 +402,10 @@ PLANTED = {
     ),
     "G + 1 records kept": (a_record_more, "units of a user, at most as accounted", ELS),
     "users with few records not clipped": (
-        unclipped_where(lambda mask: ~jnp.any(mask, axis=-1).all()), CHANGE, {"microbatch": 1}
+        unclipped_where(lambda _, mask: ~jnp.any(mask, axis=-1).all()), CHANGE, {"microbatch": 1}
     ),
     "users with padding not clipped": (
-        unclipped_where(lambda mask: ~mask.all()), CHANGE, {"microbatch": 1}
+        unclipped_where(lambda _, mask: ~mask.all()), CHANGE, {"microbatch": 1}
     ),
     "what is not finite contributes": (what_is_not_finite_contributes, CHANGE, {}),
     "noise in bfloat16": (with_noise(kind=Bfloat16), "noise on a lattice", {}),
