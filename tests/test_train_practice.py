@@ -159,6 +159,7 @@ def test_early_stopping_looks_at_public_data_only(data, tmp_path):  # noqa: F811
     changes = {"patience": 1, "evaluate_every": 1, "learning_rate": 3.0, "seed": 2}
     summary = execute(prepare(settings_for(data, tmp_path / "run", **changes)))
     assert summary["steps"] < 6 and summary["privacy"]["steps_done"] == summary["steps"]
+    assert summary["after"]["public"]["loss"] >= summary["before"]["public"]["loss"]
     repeated = execute(prepare(settings_for(data, tmp_path / "run", **changes), resume=True))
     assert repeated["steps"] == summary["steps"]  # it stays where it stopped
     folder_alone = tmp_path / "alone"

@@ -30,7 +30,7 @@ from mfopt.training.metrics import Evaluator, HeldOutLoss
 from mfopt.training.models.huggingface import export_model
 from mfopt.training.prepare import Prepared
 
-HELD_OUT = ("held-out-users", "held-out-records")
+HELD_OUT, PUBLIC = ("held-out-users", "held-out-records"), "public"
 VALIDATION = "validation"  # losses of held-out users with noise
 _CHECKPOINT_SECONDS = 600
 
@@ -79,7 +79,7 @@ def _execute(
     if lead:
         mark_used(folder)  # before the first draw
     _write_report(prepared, start)
-    evaluate, public_loss, healthy = _evaluators(prepared)
+    evaluate, healthy = _evaluators(prepared)
     report = progress if lead else silent
     with metrics.Recorder(
         config, start=start, total=prepared.steps, progress=report, write=lead
@@ -113,12 +113,9 @@ def _execute(
                 if ends or (config.evaluate_every and done % config.evaluate_every == 0):
                     latest, evaluated = evaluate(state), done
                     recorder.evaluations(done, latest)
-                    if config.patience and prepared.validation is None:
-                        history.append(public_loss(state))
-                    elif config.patience and VALIDATION in latest:
-                        history.append(latest[VALIDATION].loss)
-                    if config.patience:
-                        ends |= _settled(history, config.patience)
+                    if (watched := latest.get(VALIDATION, latest.get(PUBLIC))) is not None:
+                        history.append(watched.loss)
+                    ends |= _settled(history, config.patience)
                 waited = time.monotonic() - clock
                 late = alone and waited > _CHECKPOINT_SECONDS
                 if ends or late or done % config.checkpoint_every == 0:
@@ -190,11 +187,11 @@ def _finish(prepared: Prepared, state: TrainState) -> JsonObject | None:
 
 
 def _evaluators(prepared: Prepared) -> tuple[Callable[[TrainState], Any], ...]:
-    """(losses on the held-out parts, loss on the public one, whether a run can still learn).
+    """(losses on the held-out parts and the public one, whether a run can still learn).
 
-    It can where parameters, and the loss of a public row, are finite. Both are post-processing of
-    what was released, so that a run which stops for them tells nothing more about the data. (The
-    loss of a private batch would.)
+    The public one is computed where it decides when to stop. A run can learn where parameters, and
+    the loss of a public row, are finite. Both are post-processing of what was released, so that a
+    run which stops for them tells nothing more about the data. (The loss of a private batch would.)
     """
     config, model = prepared.config, prepared.model
     evaluator = Evaluator(prepared.model, config.length, mesh=prepared.mesh)
@@ -208,9 +205,6 @@ def _evaluators(prepared: Prepared) -> tuple[Callable[[TrainState], Any], ...]:
         loss = model.loss(params, frozen, jnp.asarray(tokens), jnp.ones(config.length, bool))
         return jnp.all(jnp.stack([*finite, jnp.isfinite(loss)]))
 
-    def healthy(state: TrainState) -> bool:
-        return bool(sound(state.params, evaluator.frozen))
-
     validation = prepared.validation
 
     def evaluate(state: TrainState) -> dict[str, HeldOutLoss]:
@@ -218,18 +212,21 @@ def _evaluators(prepared: Prepared) -> tuple[Callable[[TrainState], Any], ...]:
         shown = [
             part
             for part in HELD_OUT
-            if part in prepared.parts and (validation is None or part != validated.PART)
+            if config.private_metrics and part in prepared.parts
+            if part != (validation and validated.PART)
         ]
-        losses = {part: loss(state, part) for part in shown if config.private_metrics}
+        if config.patience and validation is None:
+            shown.append(PUBLIC)
+        losses = {
+            part: evaluator(state.params, prepared.parts[part], config.evaluate_records)
+            for part in shown
+        }
         step = int(state.step)
         if validation is not None and step in validation.steps:
             losses[VALIDATION] = HeldOutLoss(validation.loss(evaluator, state.params, step), 0)
         return losses
 
-    def loss(state: TrainState, part: str) -> HeldOutLoss:
-        return evaluator(state.params, prepared.parts[part], config.evaluate_records)
-
-    return evaluate, lambda state: loss(state, "public").loss, healthy
+    return evaluate, lambda state: bool(sound(state.params, evaluator.frozen))
 
 
 def _write_report(prepared: Prepared, done: int) -> JsonObject | None:
