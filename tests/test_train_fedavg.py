@@ -69,12 +69,11 @@ def summed(trainer, users):
     return trainer.sum(trainer.model.params, batch, 0).gradient
 
 
-def moved(trainer, user):
-    """Δ of a user by the pseudocode, float64."""
+def moved(trainer, user, slope):
+    """Δ of a user by the pseudocode with the gradient ``slope``, float64."""
     model, clipping = trainer.model, trainer.execution.clipping
     tokens, mask = (rows[0] for rows in trainer.execution.units.fetch(np.array([user]), 0))
     size, theta = clipping.local_batch or len(tokens), model.params
-    slope = jax.jit(jax.grad(model.loss))
     for _ in range(clipping.local_epochs):
         for begin in range(0, len(tokens), size):
             rows = zip(tokens[begin : begin + size], mask[begin : begin + size], strict=True)
@@ -104,9 +103,9 @@ def moved(trainer, user):
 def test_a_step_against_a_plain_loop(model, store, changes):
     trainer = trainer_of(model, store, **changes)
     clipping = trainer.execution.clipping
-    total = jax.tree.map(np.zeros_like, model.params)
+    total, slope = jax.tree.map(np.zeros_like, model.params), jax.jit(jax.grad(model.loss))
     for user in range(USERS):
-        delta, records = moved(trainer, user)
+        delta, records = moved(trainer, user, slope)
         weight = (
             min(1.0, records / clipping.weight_cap) if clipping.weight_cap else float(records > 0)
         )

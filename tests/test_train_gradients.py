@@ -26,17 +26,15 @@ def rows(records):
     return tokens, mask
 
 
-def sums(model, clipping, tokens, mask):
+def adder(model, clipping):
+    """(tokens, mask) -> the sums over their units, compiled once for each shape."""
     add = jax.jit(microbatch_adder(model, clipping))
-    total = add(Totals.zero(model.params), model.params, model.frozen, tokens, mask)
-    return jax.tree.map(np.asarray, total)
 
+    def sums(tokens, mask):
+        zero = Totals.zero(model.params)
+        return jax.tree.map(np.asarray, add(zero, model.params, model.frozen, tokens, mask))
 
-def one_by_one(model, clipping, tokens, mask):
-    """The sums of each unit alone."""
-    return [
-        sums(model, clipping, tokens[[unit]], mask[[unit]]).gradient for unit in range(len(tokens))
-    ]
+    return sums
 
 
 def difference(a, b):
@@ -54,8 +52,9 @@ def test_the_sum_is_that_of_units_one_by_one_and_none_is_longer_than_the_clip_no
 ):
     shape = dataclasses.replace(gpt2_config(V, LENGTH, 8, 1, 2), compute_dtype=kind)
     model = gpt2_model(shape)
-    clipping, data = Clipping(0.05), rows(records)
-    together, alone = sums(model, clipping, *data), one_by_one(model, clipping, *data)
+    sums, (tokens, mask) = adder(model, Clipping(0.05)), rows(records)
+    together = sums(tokens, mask)
+    alone = [sums(tokens[[unit]], mask[[unit]]).gradient for unit in range(UNITS)]
     assert difference(together.gradient, jax.tree.map(lambda *x: sum(x), *alone)) < tolerance
     norms = [
         np.sqrt(sum(np.sum(np.float64(leaf) ** 2) for leaf in jax.tree.leaves(unit)))
@@ -74,9 +73,9 @@ def test_a_unit_without_a_finite_gradient_adds_nothing():
     def loss(p, frozen, tokens, mask):
         return model.loss(p, frozen, tokens, mask) * jnp.where(tokens[0] == unused, jnp.inf, 1.0)
 
-    odd = dataclasses.replace(model, loss=loss)
-    with_it = sums(odd, Clipping(0.4), tokens, mask).gradient
+    sums = adder(dataclasses.replace(model, loss=loss), Clipping(0.4))
+    with_it = sums(tokens, mask).gradient
     mask[1] = False
-    without = sums(odd, Clipping(0.4), tokens, mask).gradient
+    without = sums(tokens, mask).gradient
     assert difference(with_it, without) < 1e-6
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(with_it))
