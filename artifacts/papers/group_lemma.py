@@ -3,10 +3,11 @@
 import math
 
 import numpy as np
+from dp_accounting import dp_event
+from dp_accounting.rdp import rdp_privacy_accountant
 
 from mfopt._runtime import _check
 from mfopt.accounting import solve
-from mfopt.accounting.closed_form import moments
 from mfopt.accounting.closed_form.group import black_box_log_factor
 from mfopt.accounting.profile import Profile
 
@@ -74,9 +75,10 @@ def group_epsilon(
     if probability == 0:
         return 0.0
     orders = np.unique(np.round(np.geomspace(size, 64 * size + 2048, 240)))
-    total = rounds * moments.log_moments(
-        noise_scale, probability, tuple(orders.astype(int).tolist())
-    )
+    accountant = rdp_privacy_accountant.RdpAccountant(orders + 1)
+    event = dp_event.PoissonSampledDpEvent(probability, dp_event.GaussianDpEvent(noise_scale))
+    accountant.compose(event, rounds)
+    total = accountant.rdp * orders  # log E e^{λ L} of all rounds
     alpha = orders + 1
     at_zero = total + orders * np.log1p(-1 / alpha) - np.log(alpha) - math.log(delta)
     if float(np.min(at_zero)) + math.log(size) <= 0:
