@@ -34,7 +34,7 @@ def test_every_option_whose_work_grows_with_it_has_a_limit():
         for path in EVERY
         for param in of(path)
         if isinstance(param.type, options.Count | sweeps.Sweep) and param.opts[0] in LIMITED
-        if param.type.most is None
+        if param.type.maximum is None
     }
     assert without == {("optimize", "--samples")}
 

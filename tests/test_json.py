@@ -9,7 +9,6 @@ import pytest
 from commands import ended, failure, printed
 from json_schema import SCHEMA, validate
 from mfopt_cli import messages
-from mfopt_cli.main import main
 from processes import python
 from test_vocabulary import EVERY
 
@@ -79,7 +78,5 @@ def test_a_wrong_output_is_refused():
 
 def test_python_m_and_versions_and_misspelt_commands(capsys):
     assert python("-m", "mfopt", "-V").startswith(f"mfopt, version {mfopt.__version__}")
-    for words, meant in [(["optimise"], "`mfopt optimize`"), (["account", "el"], "account els`")]:
-        assert meant in failure(capsys, *words)
-    main(["help", "show"])
-    assert "Usage: mfopt show" in capsys.readouterr().out
+    for words in (["optimise"], ["account", "el"]):
+        assert f"No such command '{words[-1]}'" in failure(capsys, *words)

@@ -38,11 +38,6 @@ def test_two_names_of_one_option_are_the_option_twice():
     assert code == 2 and "--time-scale and --no-time-scale: given" in lines[0]
 
 
-def test_options_before_a_command_are_watched_too():
-    code, lines = said(["--no-compile-cache"] * 2)
-    assert code == 2 and len(lines) == 1 and "--no-compile-cache: given more" in lines[0]
-
-
 def test_what_may_be_repeated_adds_up():
     names = {
         (*path, param.name) for path in EVERY for param in of(path) if getattr(param, "multiple", 0)

@@ -213,7 +213,7 @@ def _described(row: Row) -> list[tuple[str, str]]:
         ("δ", _up(row["delta"])),
         ("noise multiplier σ", f"{sigma}  ({row.get('noise_unit', _NOISE_UNIT)})"),
         ("protects", _protects(row)),
-        ("status", _status(row)),
+        ("status", status(row)),
         ("at least", _lower_end(row)),
         ("method", row["method"]),
     ]
@@ -271,17 +271,18 @@ def _up(value: float) -> str:
     return "beyond numerical range" if math.isinf(value) else words.round_up(value, 6)
 
 
-def _status(row: Row) -> str:
+def status(row: Row) -> str:
+    """Whether a guarantee, as it describes itself, was proved, and how surely."""
+    chance = f"Monte Carlo failure probability <= {row['failure_probability']:.1e}, included in δ"
     said = {
         "exact": "exact, in closed form"
         if row["method"].startswith("Gaussian mechanism")
         else "exact up to discretization, rounded up",
-        "certified": "certified; Monte Carlo failure probability <= "
-        f"{row['failure_probability']:.1e}, included in δ",
+        "certified": f"certified; {chance if row['failure_probability'] else 'deterministic'}",
         "bound": "an upper bound",
-        "estimate": "an ESTIMATE: proves nothing",
+        "estimate": "NOT CERTIFIED, an estimate only",
     }
-    return said.get(row["status"], str(row["status"]))
+    return said[row["status"]]
 
 
 def _sweep_panel(results: Sequence[Row], swept: str, title: str) -> Panel:

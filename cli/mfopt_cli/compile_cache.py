@@ -58,9 +58,8 @@ def switch_on() -> Path | None:
 def base() -> Path:
     """Folder of all compiled programs: in ``$MFOPT_COMPILED``, or the user's cache folder."""
     chosen_folder = os.environ.get(VARIABLE, "")
-    if chosen_folder.lower() in ("", *_OFF):
-        return platformdirs.user_cache_path("mfopt", appauthor=False) / "compiled"
-    return Path(chosen_folder) / "compiled"
+    default = platformdirs.user_cache_path("mfopt", appauthor=False)
+    return Path(default if chosen_folder.lower() in ("", *_OFF) else chosen_folder) / "compiled"
 
 
 def _processor() -> str:

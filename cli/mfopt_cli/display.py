@@ -84,16 +84,15 @@ def columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     headers = [fitting(text) for text in headers]
     cells = [[fitting(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
-    if sum(widths) + 2 * (len(widths) - 1) > screen.width:
-        # words may be folded, numbers may not
-        narrowest = [
-            min(width, 16) if _words(column) else width
-            for width, column in zip(widths, zip(*cells, strict=True), strict=True)
-        ]
-        if sum(narrowest) + 2 * (len(narrowest) - 1) > screen.width:
-            for row in cells:
-                table(f"{headers[0]} {row[0]}", list(zip(headers[1:], row[1:], strict=True)))
-            return
+    # words may be folded, numbers may not
+    narrowest = [
+        min(width, 16) if _words(column) else width
+        for width, column in zip(widths, zip(*cells, strict=True), strict=True)
+    ]
+    if sum(narrowest) + 2 * (len(narrowest) - 1) > screen.width:
+        for row in cells:
+            table(f"{headers[0]} {row[0]}", list(zip(headers[1:], row[1:], strict=True)))
+        return
     grid = Table.grid(padding=(0, 2, 0, 0))
     for column in zip(*cells, strict=True):
         numbers = all(cell[:1].isdigit() or cell in ("", "-") for cell in column)
@@ -137,11 +136,7 @@ def json_object(values: JsonObject | None) -> None:
     """
     context = click.get_current_context(silent=True)
     name = "" if context is None else context.command_path.partition(" ")[2]
-    # a study's own record names the line that made it
-    renamed = {
-        "command_line" if key == "command" else key: value for key, value in (values or {}).items()
-    }
-    print_json({"schema": SCHEMA, "command": name, **plain(renamed)})
+    print_json({"schema": SCHEMA, "command": name, **plain(values or {})})
 
 
 def print_json(values: JsonObject) -> None:

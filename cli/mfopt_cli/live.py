@@ -107,8 +107,7 @@ class Live:
         )
 
     def _elapsed(self, clock: float) -> str:
-        seconds = round(clock - self._started)
-        return words.duration(seconds) if seconds >= 10 else f"{seconds} s"
+        return words.duration(clock - self._started)
 
     def _count(self) -> str:
         event = self._event

@@ -38,11 +38,6 @@ COMMANDS: dict[str, str] = {
 class _LazyGroup(options.Group):
     """A group whose commands are imported on use."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args[:1] == ["help"]:  # mfopt help optimize
-            args = [*args[1:], "--help"]
-        return super().parse_args(ctx, args)
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -57,7 +52,11 @@ class _LazyGroup(options.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_LazyGroup,
+    commands=dict.fromkeys(COMMANDS, click.Command(None)),  # click names the nearest one
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option(
     "-V",
     "--version",

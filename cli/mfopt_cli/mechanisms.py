@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mfopt import words
 from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
 from mfopt._version import ADVISED
@@ -171,10 +170,8 @@ def epoch_ends(factorization: Factorization) -> EpochEnds | None:
     """Error at epochs' ends beside its lower bound, None where there is none."""
     from mfopt import floor
 
-    mechanism = factorization
-    return floor.epoch_ends(
-        mechanism.workload, mechanism.strategy, mechanism.sampling, mechanism.guarantee
-    )
+    c = factorization
+    return floor.epoch_ends(c.workload, c.strategy, c.sampling, c.guarantee)
 
 
 def above_floor(factorization: Factorization) -> list[tuple[str, str]]:
@@ -198,8 +195,7 @@ def summary(factorization: Factorization) -> JsonObject:
         "provenance",
     )
     stated = guarantee.describe()
-    for name in ("group_size", "details"):
-        del stated[name]
+    del stated["details"]
     return stated | {
         **{name: getattr(factorization, name) for name in fields},
         "epoch_ends": ends and ends._asdict(),
@@ -237,17 +233,4 @@ def advisory(factorization: Factorization) -> str | None:
 
 def statement(guarantee: Guarantee) -> str:
     """One line: the guarantee in words, nothing rounded towards less privacy."""
-    said = {
-        "certified": f"certified; Monte Carlo failure probability <= "
-        f"{guarantee.failure_probability:.1e}, included in δ"
-        if guarantee.failure_probability
-        else "certified (deterministic, rounded up)",
-        "exact": "exact, rounded up",
-        "bound": "an upper bound",
-        "estimate": "NOT CERTIFIED, an estimate only",
-    }
-    return (
-        f"({words.round_up(guarantee.epsilon, 6)}, {words.delta(guarantee.delta)})-DP per "
-        f"{guarantee.privacy_unit}, {guarantee.adjacency} adjacency, "
-        f"{said.get(guarantee.status, guarantee.status)}"
-    )
+    return f"{guarantee.claim}, {answers.status(guarantee.describe())}"

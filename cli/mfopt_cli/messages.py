@@ -7,7 +7,6 @@ typed.
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ import click
 
 from mfopt._runtime import _check
 from mfopt.errors import UsageError
-from mfopt_cli.option import WORDS, Option
+from mfopt_cli.option import Option
 
 SCHEMA = 1  # of the JSON output; a key that is taken away or means another thing raises it
 
@@ -45,18 +44,17 @@ class Refused(click.ClickException):
     """Bad usage, found after the words were parsed."""
 
     exit_code = 2
+    begins = "mfopt: error:"
 
     def show(self, file: object = None) -> None:
-        click.echo(f"mfopt: error: {_check.printable(self.message)}", err=True)
+        click.echo(f"{self.begins} {_check.printable(self.message)}", err=True)
 
 
-class Failed(click.ClickException):
+class Failed(Refused):
     """Good usage without a result."""
 
     exit_code = 1
-
-    def show(self, file: object = None) -> None:
-        click.echo(f"mfopt: {_check.printable(self.message)}", err=True)
+    begins = "mfopt:"
 
 
 def show(error: click.ClickException) -> None:
@@ -81,25 +79,12 @@ def of_usage(problem: UsageError, ctx: click.Context | None) -> str:
     if names_several:
         pairs = zip(names, value, strict=True)
         shown, value = ", ".join(f"{flag(n, ctx) or n} {v!r}" for n, v in pairs), None
-    if isinstance(value, float) and math.isinf(value):
-        value = _typed_text(names[0], ctx) or value  # 1e309, say
     if isinstance(value, str):
         said = f" {value}" if value else ""  # the rule speaks of one that is empty
     else:
         said = "" if value is None else f" {_check.in_message(value)}"
     tail = f" {problem.way_out}" if problem.way_out else ""
     return f"{shown}{said}: {translate(f'{problem.rule}.{tail}', ctx)}"
-
-
-def _typed_text(name: str, ctx: click.Context | None) -> str | None:
-    """The value of an option as it was typed, where it was."""
-    said, words = flag(name, ctx), [] if ctx is None else list(ctx.meta.get(WORDS, ()))
-    for word, following in zip(words, [*words[1:], None], strict=True):
-        if word == said:
-            return following
-        if word.startswith(f"{said}="):
-            return word.partition("=")[2]
-    return None
 
 
 def translate(text: str, ctx: click.Context | None) -> str:

@@ -6,7 +6,6 @@ An option has one name on every command. Older names of the same thing go on wor
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import math
 import sys
@@ -17,7 +16,6 @@ from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
-from click.shell_completion import CompletionItem
 
 from mfopt._runtime import _address_space, _check, _plugins
 from mfopt.errors import FailureError, UsageError
@@ -29,17 +27,7 @@ N = TypeVar("N", int, float)
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 
 
-class _ExistingFile(click.Path):
-    """A path that must not be empty: "" would be the working folder."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and not value.strip():
-            name = (param and param.name) or "path"
-            raise _check.reject(name, None, "is empty", "Give the path of a file.")
-        return super().convert(value, param, ctx)
-
-
-FILE = _ExistingFile(path_type=Path)  # of an argument that must be there
+FILE = click.Path()  # of an argument that must be there
 PATH = click.Path(path_type=Path)
 
 
@@ -62,34 +50,31 @@ def _once(command: click.Command, ctx: click.Context, args: list[str]) -> None:
 
 def _with_effect(command: click.Command, ctx: click.Context) -> None:
     """Refuse an option that was given where it has no effect, by what it needs and excludes."""
-    options_by_name = {
-        param.name: param for param in command.get_params(ctx) if isinstance(param, Option)
-    }
-    source = ctx.get_parameter_source
+    if ctx.resilient_parsing:
+        return
+    params = {param.name: param for param in command.get_params(ctx) if isinstance(param, Option)}
     typed_names = {
-        name for name in options_by_name if source(name or "") is ParameterSource.COMMANDLINE
+        name: param.typed(ctx)
+        for name, param in params.items()
+        if ctx.get_parameter_source(name or "") is ParameterSource.COMMANDLINE
     }
-    for name in (
-        () if ctx.resilient_parsing else (name for name in options_by_name if name in typed_names)
-    ):
-        param, typed = options_by_name[name], options_by_name[name].typed(ctx)
-        for other_name in (name for name in param.excludes if name in typed_names):
-            rule = (
-                f"{typed} has no effect with {options_by_name[other_name].typed(ctx)}; remove one"
-            )
-            raise messages.Refused(rule)
-        needed_values = [
-            (ctx.params[other_name], value) for other_name, value in param.needs.items()
-        ]
-        if needed_values and not any(
-            a in b.split("|") if b else a is not None for a, b in needed_values
+    for name, typed in typed_names.items():
+        for other_name in params[name].excludes:
+            if other_name in typed_names:
+                rule = f"{typed} has no effect with {typed_names[other_name]}; remove one"
+                raise messages.Refused(rule)
+        needs = params[name].needs
+        if needs and not any(
+            ctx.params[other_name] in values.split("|")
+            if values
+            else ctx.params[other_name] is not None
+            for other_name, values in needs.items()
         ):
-            said = [
-                (options_by_name[other_name].main, " or ".join((value or "").split("|")))
-                for other_name, value in param.needs.items()
-            ]
-            without = " or ".join(" ".join(words).strip() for words in said)
-            raise messages.Refused(f"{typed} has no effect without {without}")
+            needed = (
+                f"{params[other_name].main} {(values or '').replace('|', ' or ')}".strip()
+                for other_name, values in needs.items()
+            )
+            raise messages.Refused(f"{typed} has no effect without {' or '.join(needed)}")
 
 
 class Command(click.Command):
@@ -109,7 +94,8 @@ class Command(click.Command):
         try:
             for param in self.params:
                 if param.type is FILE:  # before anything large is imported
-                    _check.file(param.name or "", ctx.params[param.name])
+                    name = param.name or ""
+                    ctx.params[name] = _check.file(name, ctx.params[name])
             if not _WITHOUT_JAX & set(ctx.command_path.split()[1:2]):
                 _address_space.require()
             return super().invoke(ctx)
@@ -126,37 +112,10 @@ class Group(click.Group):
 
     command_class = Command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with the nearest command in the message where there is none."""
-        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            similar = difflib.get_close_matches(args[0], self.list_commands(ctx), 1, 0.5)
-            hint = f"Did you mean `{ctx.command_path} {similar[0]}`?" if similar else ""
-            rule = f"{args[0]}: no such command. {hint or f'See {ctx.command_path} --help.'}"
-            raise messages.Refused(rule)
-        return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the whole first sentence of each command, which click would cut to a line."""
-        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
-        rows = [
-            (name, subcommand.get_short_help_str(1000))
-            for name, subcommand in commands
-            if subcommand and not subcommand.hidden
-        ]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        _once(self, ctx, args)
-        return super().parse_args(ctx, args)
-
-
-class StrategyName(click.ParamType):  # type: ignore[type-arg]  # no runtime argument in click 8.1
+class StrategyName(click.Choice):  # type: ignore[type-arg]  # no runtime argument in click 8.1
     """A registered kind of strategy: one that can be optimized, or has no parameters."""
 
-    name = "kind"
     # what mfopt.optimize.kinds.all_names() gives without plugins: help does not wait for JAX
     # fmt: off
     names: tuple[str, ...] = (
@@ -165,11 +124,8 @@ class StrategyName(click.ParamType):  # type: ignore[type-arg]  # no runtime arg
     )
     # fmt: on
 
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """Kinds that begin so."""
-        return [CompletionItem(name) for name in self.names if name.startswith(incomplete)]
+    def __init__(self) -> None:
+        super().__init__(self.names)
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
@@ -199,7 +155,7 @@ class Count(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
     def __init__(
         self, maximum: int | None = None, rule: Callable[[str, int], int] | None = None
     ) -> None:
-        self.most, self.rule = maximum, rule
+        self.maximum, self.rule = maximum, rule
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
@@ -208,7 +164,7 @@ class Count(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
             number = whole(value)
         except ValueError as problem:
             self.fail(f"{value!r} {problem}", param, ctx)
-        count = at_most(self.most, number, param)
+        count = at_most(self.maximum, number, param)
         return self.rule((param and param.name) or "value", count) if self.rule else count
 
 
@@ -337,6 +293,11 @@ def force_of(*places: str) -> Decorator:
 force = force_of()
 
 
+def checked(rule: Callable[..., object]) -> Callable[..., object]:
+    """A callback of an option whose value, where there is one, is held against ``rule``."""
+    return lambda _, param, value: _check.optional(rule, param.name, value)
+
+
 def unit_or(default: str | None) -> Decorator:
     """``--unit``."""
     return option(
@@ -344,7 +305,7 @@ def unit_or(default: str | None) -> Decorator:
         str,
         "Name of the privacy unit: what the guarantee protects.",
         "privacy_unit",
-        callback=lambda _, param, value: _check.optional(_check.word, param.name, value),
+        callback=checked(_check.word),
         default=default,
     )
 

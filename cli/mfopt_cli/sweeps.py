@@ -20,7 +20,7 @@ class Sweep(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
     """
 
     def __init__(self, kind: type[int] | type[float], maximum: int | None = None) -> None:
-        self.kind, self.most = kind, maximum
+        self.kind, self.maximum = kind, maximum
         self.name = "integers" if kind is int else "numbers"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
@@ -38,7 +38,7 @@ class Sweep(click.ParamType):  # type: ignore[type-arg]  # no runtime argument i
             numbers = (
                 self._range(value.split(":")) if ranged else map(self._number, value.split(","))
             )
-            return tuple(options.at_most(self.most, number, param) for number in numbers)
+            return tuple(options.at_most(self.maximum, number, param) for number in numbers)
         except UsageError:
             raise
         except ValueError as problem:
@@ -95,12 +95,8 @@ def points(
     swept = [name for name, values in arguments.items() if values is not None and len(values) > 1]
     if len(swept) > 1:
         raise click.UsageError(f"only one argument can be swept, not {' and '.join(swept)}")
-    name = swept[0] if swept else None
-    rows = [
-        {
-            option: values and values[index if option == name else 0]
-            for option, values in arguments.items()
-        }
-        for index in range(len(arguments[name] or ()) if name else 1)
-    ]
-    return name, rows
+    point = {option: values and values[0] for option, values in arguments.items()}
+    if not swept:
+        return None, [point]
+    (name,) = swept
+    return name, [{**point, name: value} for value in arguments[name] or ()]

@@ -47,10 +47,7 @@ def command(arguments: SimpleNamespace) -> None:
     from mfopt.training import executed, replay
     from mfopt.training.audit import audit
 
-    account, settings = _subject(arguments.run, arguments.config)
-    folder = (
-        Path(arguments.run) if arguments.run is not None and Path(arguments.run).is_dir() else None
-    )
+    account, settings, folder = _subject(arguments.run, arguments.config)
     executed_again, why_not = None, "not a run's folder"
     with Live(not arguments.quiet and not arguments.as_json) as live:
         result = audit(
@@ -69,9 +66,8 @@ def command(arguments: SimpleNamespace) -> None:
     faults = [finding for finding in result.sampling if finding.fault]
     if arguments.as_json:
         tests = [dataclasses.asdict(f) | {"deviation": f.deviation} for f in result.sampling]
-        facts = {"passed": result.passed, "sampling": tests}
-        repeated = executed_again
-        facts["replay"] = {"not": why_not} if repeated is None else dataclasses.asdict(repeated)
+        replayed = dataclasses.asdict(executed_again) if executed_again else {"not": why_not}
+        facts = {"passed": result.passed, "sampling": tests, "replay": replayed}
         display.json_object(dataclasses.asdict(result) | facts)
     elif not arguments.quiet:
         passed = (
@@ -115,8 +111,8 @@ def _at_most(noise_multiplier: float) -> str:
     return "these guesses are no upper bound on it: more canaries may be"
 
 
-def _subject(run: str | None, path: str | None) -> tuple[Any, Any]:
-    """(account, settings or None)."""
+def _subject(run: str | None, path: str | None) -> tuple[Any, Any, Path | None]:
+    """(account, settings or None, folder of the run or None)."""
 
     import mfopt
     from mfopt.training import config, replay, wiring
@@ -132,12 +128,12 @@ def _subject(run: str | None, path: str | None) -> tuple[Any, Any]:
     if path is None:
         if run is None:
             raise _check.reject("run", None, "give a run's folder, a factorization, or --config")
-        return mfopt.load(run), None
+        return mfopt.load(run), None, None
     settings_of_run = {} if folder or run is None else {"factorization": run, "sampling": ""}
     settings = replay.settings_of_run(folder) if folder else config.load(path, settings_of_run)
     with tempfile.TemporaryDirectory() as empty:
-        kept = folder is not None
-        account = wiring.account_of(settings, folder or Path(empty), silent, resuming=kept)
+        run_folder = folder or Path(empty)
+        account = wiring.account_of(settings, run_folder, silent, resuming=folder is not None)
     if account is None:
         raise _check.reject("algorithm", "none", "makes no claim that an audit could test")
-    return account, settings
+    return account, settings, folder

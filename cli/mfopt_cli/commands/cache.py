@@ -32,6 +32,7 @@ def command(clear: bool, proofs: bool, as_json: bool) -> None:
 
     most_compiled = compile_cache.MOST_BYTES
     folders: list[JsonObject] = []
+    rows: list[tuple[str, str]] = []
     for content, folder, patterns, most_bytes in (
         ("compiled programs", compile_cache.base(), ("*/*-cache", "*/*-atime"), most_compiled),
         ("finished cells", cache.default_folder(), (cache.FILES,), cache.MOST_BYTES),
@@ -43,19 +44,11 @@ def command(clear: bool, proofs: bool, as_json: bool) -> None:
                 path.unlink(missing_ok=True)
             files = []
         size = sum(path.stat().st_size for path in files)
-        folder_facts = {"what": content, "path": str(folder), "files": len(files), "bytes": size}
-        folders.append({**folder_facts, "most_bytes": most_bytes})
+        facts = {"what": content, "path": str(folder), "files": len(files), "bytes": size}
+        folders.append({**facts, "most_bytes": most_bytes})
+        mib = f"{size / 2**20:.1f} MiB of at most {most_bytes / 2**20:.0f}"
+        rows.append((content, f"{len(files)} files, {mib}, in {folder}"))
     if as_json:
         display.json_object({"cleared": clear, "folders": folders})
         return
-    display.table(
-        "cleared" if clear else "kept on this machine",
-        [
-            (
-                str(entry["what"]),
-                f"{entry['files']} files, {entry['bytes'] / 2**20:.1f} MiB of at most "
-                f"{entry['most_bytes'] / 2**20:.0f}, in {entry['path']}",
-            )
-            for entry in folders
-        ],
-    )
+    display.table("cleared" if clear else "kept on this machine", rows)

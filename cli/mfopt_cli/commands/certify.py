@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from mfopt import words
-from mfopt._runtime._types import JsonObject
 from mfopt_cli import display, mechanisms, options
 
 
@@ -34,19 +33,6 @@ def command(arguments: SimpleNamespace) -> int:
             ("guarantee", mechanisms.statement(stated)),
             ("noise multiplier σ", f"{sigma}  (× clip norm)"),
             ("method", stated.method),
-            *_bounds(stated.details),
         ]
         display.table(str(arguments.path), rows)
     return 0 if saved == arguments.out else 1
-
-
-def _bounds(numbers: JsonObject) -> list[tuple[str, str]]:
-    """Rows of the bounds of δ in both directions, where the proof has them."""
-    if "remove" not in numbers:
-        return []
-    drawn = f"{numbers['samples']}, Rényi order s = {numbers.get('order')}"
-    return [
-        ("bound, remove", f"{words.round_up(numbers['remove'])}"),
-        ("bound, add", f"{words.round_up(numbers['add'])}"),
-        ("samples", drawn if numbers["samples"] else "none needed"),
-    ]

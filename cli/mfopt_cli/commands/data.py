@@ -134,35 +134,26 @@ command.add_command(build)
 def _source(paths: tuple[str, ...], arguments: SimpleNamespace, name: str = "data") -> Any:
     from mfopt.training.data import sources
 
-    kind = arguments.kind
-    if kind == "auto":
-        formats = {path: sources.format_of(path) for path in paths}
-        kinds = {
-            "folder" if Path(path).is_dir() else known_format.format if known_format else None
-            for path, known_format in formats.items()
+    formats: list[Any] = [sources.JsonLines, sources.Csv, sources.Parquet, sources.Folder]
+    candidates: set[Any] = {source for source in formats if source.format == arguments.kind}
+    if not candidates:
+        candidates = {
+            sources.Folder if Path(path).is_dir() else sources.format_of(path) for path in paths
         }
-        if len(kinds) != 1 or None in kinds:
-            rule = "has no suffix that determines one format"
-            raise _check.reject(name, list(paths), rule, "Give --format.")
-        kind = kinds.pop()
-    if kind == "folder":
-        _leave_default(
-            arguments, f"has no effect with --format {kind}", user_column="user", text_column="text"
-        )
-    if kind != "folder":
-        _leave_default(arguments, "has an effect only with --format folder", records="file")
-    if kind == "folder":
-        if len(paths) != 1:
-            raise _check.reject(name, list(paths), f"must be one folder for --format {kind}")
-        return sources.Folder(paths[0], arguments.records)
-    source = {"jsonl": sources.JsonLines, "csv": sources.Csv, "parquet": sources.Parquet}[kind]
-    return source(paths, arguments.user_column, arguments.text_column)
-
-
-def _leave_default(arguments: SimpleNamespace, rule: str, **defaults: str) -> None:
-    for name, default in defaults.items():
-        if getattr(arguments, name) != default:
-            raise _check.reject(name, getattr(arguments, name), rule, "Leave it out.")
+    if len(candidates) != 1 or None in candidates:
+        rule = "has no suffix that determines one format"
+        raise _check.reject(name, list(paths), rule, "Give --format.")
+    (source,) = candidates
+    is_folder = source is sources.Folder
+    for option_name in ("user_column", "text_column") if is_folder else ("records",):
+        if options.typed(option_name):
+            rule = f"has no effect with --format {source.format}"
+            raise _check.reject(option_name, getattr(arguments, option_name), rule, "Leave it out.")
+    if not is_folder:
+        return source(paths, arguments.user_column, arguments.text_column)
+    if len(paths) != 1:
+        raise _check.reject(name, list(paths), "must be one folder for --format folder")
+    return source(paths[0], arguments.records)
 
 
 def _print(report: JsonObject) -> None:

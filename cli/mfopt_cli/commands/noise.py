@@ -6,17 +6,14 @@ import dataclasses
 from types import SimpleNamespace
 
 from mfopt import words
-from mfopt._runtime._types import JsonObject
 from mfopt_cli import display, options
 from mfopt_cli.options import COUNT, MOST_POINTS, Count, option
 
-
-def _method(about: JsonObject) -> str:
-    if about["method"] == "rows":
-        return "past draws, regenerated from the key"
-    if about["method"] == "modal":
-        return "exponentially decaying buffers"
-    return "stored outputs or draws" if about["buffers"] else "independent draws"
+# method of a stream, where it says more than whether buffers are kept
+_METHODS = {
+    "rows": "past draws, regenerated from the key",
+    "modal": "exponentially decaying buffers",
+}
 
 
 @options.command("noise")
@@ -83,22 +80,23 @@ def command(arguments: SimpleNamespace) -> None:
             {**dataclasses.asdict(cost), **about, **price, "path": str(arguments.path)}
         )
         return
+    stored = "stored outputs or draws" if about["buffers"] else "independent draws"
     guess = "  (extrapolated)" if cost.extrapolated else ""
-    first_step, last_step, run, compiling = map(
-        words.duration,
-        (cost.first_seconds, cost.last_seconds, cost.run_seconds, cost.compile_seconds),
-    )
-    step = f"{first_step} at the first step, {last_step} at the last{guess}"
+    step = words.duration(cost.first_seconds)
+    if cost.last_seconds != cost.first_seconds:
+        last_step = words.duration(cost.last_seconds)
+        step = f"{step} at the first step, {last_step} at the last{guess}"
+    run, compiling = words.duration(cost.run_seconds), words.duration(cost.compile_seconds)
     rows = {
         "strategy": words.described(about["strategy"]),
-        "method": _method(about),
+        "method": _METHODS.get(about["method"], stored),
         "buffers": f"{about['buffers']} of {about['buffer_dtype']}",
         "parameters": f"{arguments.params:,}",
         **{name.replace("_", " "): f"{value:.10g}" for name, value in price.items()},
         "device": cost.device,
         "memory kept": f"{words.size(cost.buffer_bytes)}  (buffers, between steps)",
         "memory in a step": f"{words.size(cost.peak_bytes)}  (buffers, noise, temporary arrays)",
-        "time per step": first_step if cost.last_seconds == cost.first_seconds else step,
+        "time per step": step,
         "time of the run": f"{run} for {about['iterations']} steps{guess}, and {compiling} to "
         "compile",
     }

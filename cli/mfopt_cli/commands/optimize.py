@@ -13,6 +13,7 @@ import click
 
 from mfopt import words
 from mfopt._runtime import _check, _signals
+from mfopt._runtime._types import JsonObject
 from mfopt.errors import UsageError
 from mfopt.guarantee import questionable_delta
 from mfopt.progress import Progress, Report
@@ -252,9 +253,6 @@ def _forms_to_search(arguments: SimpleNamespace) -> tuple[str, ...]:
     )
     _check.epsilon("epsilon", arguments.epsilon)
     _check.probability("delta", arguments.delta)
-    for name in ("bands", "buffers"):
-        if getattr(arguments, name) is not None:
-            _check.integer(name, getattr(arguments, name))
     if arguments.init is not None:
         _check.file("init", arguments.init)
     if arguments.sampling == "auto":
@@ -438,26 +436,26 @@ def _kept(factorization: Factorization) -> str:
 
 def _forms(factorization: Any) -> list[tuple[str, str]]:
     """Row of the other kinds of C searched, with their error relative to the best."""
-    losses = dict(factorization.provenance.get("forms", {}))
-    if (kept := losses.pop(_kept(factorization), None)) is None:
-        return []
-    differences = [
-        f"{kind}: {100 * math.expm1(loss - kept):+.2f}% error" for kind, loss in losses.items()
-    ]
-    return [("form of C", "; ".join([f"{_kept(factorization)} is better", *differences]))]
+    losses = factorization.provenance.get("forms", {})
+    errors = {kind: math.exp(loss) for kind, loss in losses.items()}
+    return _compared("form of C", errors, _kept(factorization), "is better")
 
 
 def _groups(factorization: Any) -> list[tuple[str, str]]:
     """Row of the other numbers of bands under cyclic Poisson sampling, with their error."""
     groups = factorization.provenance.get("groups", [])
-    kept = getattr(factorization.sampling, "bands", 0)
     errors = {entry["size"]: entry["error"] for entry in groups}
+    return _compared("bands", errors, getattr(factorization.sampling, "bands", 0), "are best")
+
+
+def _compared(name: str, errors: JsonObject, best: Any, verdict: str) -> list[tuple[str, str]]:
+    """Row of the errors of all but the best, relative to its own; none where it is alone."""
     differences = [
-        f"{size}: {100 * (error / errors[kept] - 1):+.2f}% error"
+        f"{size}: {100 * (error / errors[best] - 1):+.2f}% error"
         for size, error in errors.items()
-        if size != kept
+        if size != best
     ]
-    return [("bands", "; ".join([f"{kept} are best", *differences]))] if differences else []
+    return [(name, "; ".join([f"{best} {verdict}", *differences]))] if differences else []
 
 
 def _tried(factorization: Any) -> list[tuple[str, str]]:
@@ -468,16 +466,14 @@ def _tried(factorization: Any) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for candidate in ranked:
         size = f" ({candidate['size']})" if candidate["size"] else ""
-        came = candidate.get("problem", "")
-        if not came:
+        outcome = candidate.get("problem")
+        if not outcome:
             error = candidate["estimated_error"]
-            change = f"({100 * (error / lowest - 1):+.2f}%)"
-            count = candidate["memory"]
-            came = (
-                f"RMSE {candidate['estimated_rmse']:.4f}, minimized error {error:.4f} {change}, "
-                f"{count} array{'s' * (count != 1)} of noise memory"
+            outcome = (
+                f"RMSE {candidate['estimated_rmse']:.4f}, minimized error {error:.4f} "
+                f"({100 * (error / lowest - 1):+.2f}%), noise buffers: {candidate['memory']}"
             )
         name = f"{candidate['sampling']['kind']}, {candidate['strategy']}{size}"
-        rows.append(("tried, estimates" if not rows else "", f"{name}: {came}"))
+        rows.append(("" if rows else "tried, estimates", f"{name}: {outcome}"))
     rows += [("not certified", text) for text in factorization.provenance.get("not_certified", [])]
     return rows

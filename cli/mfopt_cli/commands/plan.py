@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -88,11 +87,6 @@ class _LoaderPlan(NamedTuple):
 _POSITIVE = Count(rule=_check.integer)
 
 
-def _checked(rule: Callable[..., float]) -> Callable[..., object]:
-    """A callback of an option whose value, where there is one, is held against ``rule``."""
-    return lambda _, param, value: _check.optional(rule, param.name, value)
-
-
 @options.command("plan")
 @option("--units", _POSITIVE, "Number of protected units in the data, N.")
 @option(
@@ -110,7 +104,8 @@ def _checked(rule: Callable[..., float]) -> Callable[..., object]:
     "of devices that come when they can.",
 )
 @options.delta(
-    "δ [default: a power of ten, at most a tenth of 1/N].", callback=_checked(_check.probability)
+    "δ [default: a power of ten, at most a tenth of 1/N].",
+    callback=options.checked(_check.probability),
 )
 @options.unit_or(None)
 @option(
@@ -133,7 +128,7 @@ def _checked(rule: Callable[..., float]) -> Callable[..., object]:
 )
 @option("--memory", COUNT, "Model-sized noise buffers that fit into memory.", default=4)
 @option("--schedule", tuple(_RATES), "Learning-rate schedule.")
-@options.eps(callback=_checked(_check.positive))
+@options.eps(callback=options.checked(_check.positive))
 @option(
     "--max-participations",
     COUNT,
@@ -245,12 +240,12 @@ def _ask(arguments: SimpleNamespace) -> None:
 
 def _usual(name: str, arguments: SimpleNamespace) -> object:
     """The value of an option, or what it is by default for what the other ones are."""
-    usual = {
+    defaults = {
         "batch_size": min(_BATCH, arguments.units or _BATCH),
         "framework": "numpy" if arguments.loader == "federated" else "opacus",
     }
     value: object = getattr(arguments, name)
-    return usual.get(name) if value is None else value
+    return defaults.get(name) if value is None else value
 
 
 def _choose(arguments: SimpleNamespace) -> _LoaderPlan:
@@ -270,8 +265,8 @@ def _choose(arguments: SimpleNamespace) -> _LoaderPlan:
         rule = "--records-per-unit has no effect with --loader federated; remove it"
         raise click.UsageError(rule)
     delta = power_below(units) if arguments.delta is None else arguments.delta
-    usual = "device" if federated else "example" if arguments.records == 1 else "user"
-    unit = arguments.privacy_unit or usual
+    default_unit = "device" if federated else "example" if arguments.records == 1 else "user"
+    unit = arguments.privacy_unit or default_unit
     options_by_name = {
         "epochs": arguments.epochs,
         "iters": iters,

@@ -43,20 +43,18 @@ def command(arguments: SimpleNamespace) -> None:
     """
     from mfopt._runtime import _files
 
-    if arguments.out is not None:
+    target = arguments.out
+    if target is not None:
         suffixes = _SUFFIXES[arguments.form]
-        _files.check_output(arguments.out, force=arguments.force, name="out", suffixes=suffixes)
+        _files.check_output(target, force=arguments.force, name="out", suffixes=suffixes)
     statement = _statement(arguments.path, arguments.population)
     page = statement.html() if arguments.form == "html" else statement.markdown()
-    if arguments.out is not None:
-        _files.write(arguments.out, page, force=arguments.force)
+    if target is not None:
+        _files.write(target, page, force=arguments.force)
     if arguments.as_json:
-        path = None if arguments.out is None else str(arguments.out)
-        display.json_object({**statement.facts, "page": page, "path": path})
-    elif arguments.out is None:
-        display.print_text(page.rstrip("\n"))
+        display.json_object({**statement.facts, "page": page, "path": target and str(target)})
     else:
-        display.print_text(f"saved {arguments.out}")
+        display.print_text(page.rstrip("\n") if target is None else f"saved {target}")
 
 
 def _statement(path: Path, units: int | None) -> Statement:

@@ -186,14 +186,10 @@ def _completed(flags: JsonObject) -> JsonObject:
 
 def _join(coordinator: str | None, processes: int | None, process: int | None) -> None:
     """Make this process one of several, where that is asked for."""
-    addresses = {"coordinator": coordinator, "processes": processes, "process": process}
-    missing = [f"--{name}" for name, value in addresses.items() if value is None]
-    if len(missing) == len(addresses):
-        return
     if coordinator is None or processes is None or process is None:
-        raise click.UsageError(
-            f"{', '.join(missing)} missing: --coordinator, --processes, --process belong together"
-        )
+        if (coordinator, processes, process) == (None, None, None):
+            return
+        raise click.UsageError("--coordinator, --processes, --process belong together")
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdigit():
         raise _check.reject("coordinator", coordinator, "must be HOST:PORT")
