@@ -8,8 +8,9 @@ from statements import stated
 from test_sampling import EXAMPLES
 
 from mfopt import sampling
+from mfopt.accounting import sensitivity
 from mfopt.errors import UsageError
-from mfopt.sampling import BallsInBins, FixedBatch, FixedOrder, UnitSampler, Users
+from mfopt.sampling import BallsInBins, FixedBatch, FixedOrder, Owners, UnitSampler, Users
 from mfopt.strategies import Identity
 from mfopt.training.batching import Sampler
 
@@ -106,6 +107,14 @@ STATE = UnitSampler(BallsInBins(3, 2), 9, 0).state_dict()
         (lambda: Users([1, None]), "several types"),
         (lambda: Users(["a", "b"]).records([2]), "2 users"),
         (lambda: Users(["a", "b"]).records([0], most=0), "most"),
+        (lambda: Users([["a"], ["a", "b"]]), "see Owners"),
+        (lambda: Users([["a", "b"]]), "see Owners"),
+        (lambda: Owners(["a", []]), "owners of example 1"),
+        (lambda: Owners([["a", None]]), "name or number"),
+        (lambda: Owners("a").bounded(0), "limit"),
+        (lambda: Owners("a").participations([[-1]]), "batches = -1"),
+        (lambda: sensitivity(Identity(), np.ones((2, 4))), "whole"),
+        (lambda: sensitivity(Identity(), [[1]]), "must be an array"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(call, match):

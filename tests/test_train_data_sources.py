@@ -100,6 +100,7 @@ def test_bad_json_lines_are_told_apart(tmp_path):
         + b'{"text": "t"}\n'
         + b'{"user": null, "text": "t"}\n'
         + b'{"user": true, "text": "t"}\n'
+        + b'{"user": ["a", "b"], "text": "t"}\n'
         + b'{"user": "a", "text": 3}\n'
         + b'{"user": " ", "text": "t"}\n'
         + b'{"user": "a", "text": ""}\n'
@@ -116,7 +117,7 @@ def test_bad_json_lines_are_told_apart(tmp_path):
         "not a JSON object": 1,
         "text is missing": 1,
         "user is missing": 2,
-        "user is neither text nor integer": 1,
+        "user is neither text nor integer (of several users: see mfopt.sampling.Owners)": 2,
         "text is not text": 1,
         "user is empty": 1,
         "text is empty": 1,

@@ -45,22 +45,42 @@ class Sensitivity:
     method: str
 
 
-def sensitivity(strategy: Strategy, scheme: Scheme) -> Sensitivity:
+def sensitivity(strategy: Strategy, scheme: Scheme | np.ndarray) -> Sensitivity:
     """Sensitivity of C under add-remove or zero-out adjacency; replacement doubles it.
+
+    Args:
+      strategy: C.
+      scheme: FixedOrder or MinSeparation; or, where participations are known and public, the
+        number of contributions of norm at most 1 that each unit makes in each iteration, shape
+        (units, n), as :meth:`mfopt.sampling.Owners.participations` gives it.
 
     Raises:
       UsageError: the scheme has no participation pattern of its own, n is too large for the
         dense computation that an unstructured C needs, or parameters are narrower than float32.
     """
+    if isinstance(scheme, np.ndarray):
+        return _counted(strategy.widened(), scheme)
     # by exact class: a subclass may let units take part otherwise
     if type(scheme) not in _BY_SCHEME:
-        raise _check.reject("sampling", scheme, "must be FixedOrder or MinSeparation")
+        raise _check.reject("sampling", scheme, "must be an array, FixedOrder or MinSeparation")
     return _sensitivity(strategy.widened(), scheme)
 
 
 @functools.lru_cache(maxsize=2)  # asked again for the lower end of an account
 def _sensitivity(strategy: Strategy, scheme: Scheme) -> Sensitivity:
     return _BY_SCHEME[type(scheme)][0](strategy, scheme)
+
+
+def _counted(strategy: Strategy, counts: np.ndarray) -> Sensitivity:
+    """Sensitivity where row m of ``counts`` (units, n) moves C x by at most (mᵀ |CᵀC| m)^½."""
+    if counts.ndim != 2 or counts.dtype.kind not in "iu" or not counts.size or counts.min() < 0:
+        rule = "must hold whole numbers >= 0, shape (units, n)"
+        raise _check.reject("participations", counts, rule)
+    units, n = counts.shape
+    products = _products(strategy, n)
+    squares = np.sum(counts @ np.abs(products) * counts, axis=1)
+    value = _up(math.sqrt(squares.max()), n)
+    return Sensitivity(value, bool(products.min() >= 0), f"{units} participation patterns")
 
 
 def attained(strategy: Strategy, scheme: Scheme) -> float:
@@ -99,7 +119,7 @@ def fixed_order(strategy: Strategy, scheme: FixedOrder) -> Sensitivity:
         return Sensitivity(_up(_largest_mode(strategy, scheme), n), True, "largest mode norm")
     products = np.abs(_products(strategy, n))
     worst = max(float(products[start::bins, start::bins].sum()) for start in range(min(bins, n)))
-    value = _up(float(np.sqrt(worst)), n)
+    value = _up(math.sqrt(worst), n)
     return Sensitivity(value, False, "sum of |CᵀC| over each bin's iterations")
 
 
@@ -120,22 +140,21 @@ def min_separation(strategy: Strategy, scheme: MinSeparation) -> Sensitivity:
     if column is not None:
         coefs = np.asarray(column)
         if np.all(coefs >= 0) and np.all(np.diff(coefs) <= 0):
-            value = _spaced_norm(coefs, b, k)
-            return Sensitivity(_up(value, n), True, "earliest equally spaced participations")
+            method = "earliest equally spaced participations"
+            return Sensitivity(_up(_spaced_norm(coefs, b, k), n), True, method)
     products = np.abs(_products(strategy, n))
     if bands(strategy, n) <= b:
-        value = float(np.sqrt(_best_prefix(np.diagonal(products)[None], b, k)[-1][0, -1]))
+        value = math.sqrt(_best_prefix(np.diagonal(products)[None], b, k)[-1][0, -1])
         return Sensitivity(_up(value, n), True, "disjoint columns, dynamic programming")
     through = _best_through(products, b, k)
-    value = float(np.sqrt(_best_prefix(through[None], b, k)[-1][0, -1]))
+    value = math.sqrt(_best_prefix(through[None], b, k)[-1][0, -1])
     return Sensitivity(_up(value, n), False, "row-wise worst patterns, dynamic programming")
 
 
 # the sensitivity; steps from one participation to the next, and how many there are, at most
 _BY_SCHEME: dict[
     type, tuple[Callable[[Strategy, Any], Sensitivity], Callable[[Any], tuple[int, int]]]
-]
-_BY_SCHEME = {
+] = {
     FixedOrder: (fixed_order, lambda scheme: (scheme.bins, scheme.epochs)),
     MinSeparation: (min_separation, lambda scheme: (scheme.separation, scheme.participations)),
 }
@@ -218,7 +237,7 @@ def _largest_mode(strategy: Strategy, scheme: FixedOrder) -> float:
     if (column := strategy.toeplitz_column(n)) is not None:
         # mode i is mode 0 shifted down by i and cut at n, so none is longer
         return _spaced_norm(np.asarray(column), bins, epochs)
-    largest, width = 0.0, min(bins, max(1, _LARGEST_DENSE**2 // n))
+    largest, width = 0.0, max(1, _LARGEST_DENSE**2 // n)
     for start in range(0, bins, width):
         chosen = np.tile(np.eye(bins, min(width, bins - start), -start), (epochs, 1))
         modes = np.asarray(strategy.multiply(chosen))
@@ -246,7 +265,7 @@ def _non_negative(strategy: Strategy, n: int) -> bool:
 def _products(strategy: Strategy, n: int) -> np.ndarray:
     if n > _LARGEST_DENSE:
         rule = f"this strategy and pattern need a dense CᵀC (limit {_LARGEST_DENSE})"
-        way_out = "Use a Toeplitz strategy with non-increasing coefficients >= 0."
+        way_out = "Use a Toeplitz strategy with non-increasing coefficients >= 0 under a scheme."
         raise _check.reject("iterations", n, rule, way_out)
     matrix = np.asarray(strategy.materialize(n))
     check_triangular(matrix)

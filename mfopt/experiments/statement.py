@@ -66,7 +66,7 @@ _NOT_COVERED = (
     "Choices made by looking at the private data: settings, when to stop, which result to publish.",
     "The data itself, saved states that hold keys or data, and logs of values without noise: who "
     "can read them needs no attack.",
-    "The exact number of {unit}s, where it is told, and how long the computation took.",
+    "The exact number of {sampled}s, where it is told, and how long the computation took.",
     "The law: whether what is released counts as anonymous is decided by whoever answers for it.",
 )
 

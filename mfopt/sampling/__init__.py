@@ -24,6 +24,7 @@ from mfopt.sampling.fixed_order import FixedOrder
 from mfopt.sampling.fresh_bins import FreshBins
 from mfopt.sampling.min_separation import MinSeparation
 from mfopt.sampling.named import named_scheme
+from mfopt.sampling.owners import Owners
 from mfopt.sampling.poisson import Poisson
 from mfopt.sampling.random_partition import RandomPartition
 from mfopt.sampling.sampler import Padded, UnitSampler, Users
@@ -39,6 +40,7 @@ __all__ = [
     "FixedOrder",
     "FreshBins",
     "MinSeparation",
+    "Owners",
     "Padded",
     "Poisson",
     "RandomPartition",

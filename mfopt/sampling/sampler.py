@@ -220,15 +220,15 @@ class Users:
     """
 
     def __init__(self, user_of_record: ArrayLike) -> None:
-        users = np.asarray(user_of_record)
-        if users.ndim != 1 or not users.size:
-            raise _check.reject("user_of_record", users.shape, "must name one user for each record")
         try:
+            users = np.asarray(user_of_record)
             self.names, number = np.unique(users, return_inverse=True)
-        except TypeError:
-            raise _check.reject(
-                "user_of_record", "of several types", "all users must be names, or all numbers"
-            ) from None
+        except (TypeError, ValueError):
+            rule = "all users must be names, or all numbers, one a record (of several: see Owners)"
+            raise _check.reject("user_of_record", "of several types", rule) from None
+        if users.ndim != 1 or not users.size:
+            rule = "must name one user for each record (or see Owners)"
+            raise _check.reject("user_of_record", users.shape, rule)
         self._order = np.argsort(number, kind="stable")
         self._border = np.searchsorted(number[self._order], np.arange(len(self.names) + 1))
 

@@ -65,7 +65,11 @@ class Item(NamedTuple):
         learned = "".join(part.text for part in text if part.predicted) if pieces else text
         for name, value in (("user", user), ("text", learned)):
             if not isinstance(value, str):
-                rule = "neither text nor integer" if name == "user" else "not text"
+                rule = (
+                    "neither text nor integer (of several users: see mfopt.sampling.Owners)"
+                    if name == "user"
+                    else "not text"
+                )
                 return cls(reason=f"{name} is {'missing' if value is None else rule}")
             if not value.strip():
                 return cls(reason=f"{name} is empty")
