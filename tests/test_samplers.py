@@ -111,7 +111,6 @@ STATE = UnitSampler(BallsInBins(3, 2), 9, 0).state_dict()
         (lambda: Users([["a", "b"]]), "see Owners"),
         (lambda: Owners(["a", []]), "owners of example 1"),
         (lambda: Owners([["a", None]]), "name or number"),
-        (lambda: Owners("a").bounded(0), "limit"),
         (lambda: Owners("a").participations([[-1]]), "batches = -1"),
         (lambda: sensitivity(Identity(), np.ones((2, 4))), "whole"),
         (lambda: sensitivity(Identity(), [[1]]), "must be an array"),
