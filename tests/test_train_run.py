@@ -168,15 +168,6 @@ def test_a_run_writes_all_it_promises(data, tmp_path, monkeypatch):
         check_folder(folder, resume=True)
 
 
-@pytest.mark.ci
-def test_metrics_that_are_not_private_can_be_left_out(data, tmp_path):
-    settings = settings_for(data, tmp_path / "run", private_metrics=False, steps=2)
-    execute(prepare(settings))
-    assert not (tmp_path / "run" / "metrics.csv").exists()
-    private = ("evaluation.csv", "metrics.csv")
-    assert not any((tmp_path / "run" / name).exists() for name in private)
-
-
 CHILD = """
 import sys, json
 from mfopt.training.execute import execute
@@ -399,6 +390,8 @@ def test_a_model_that_is_no_function_of_the_settings_is_refused_before_any_work(
             {
                 "sampling": "cyclic-poisson:probability=0.5,bands=2,iterations=4",
                 "normalized": False,
+                "private_metrics": False,
+                "evaluate_every": 3,
             },
         ],
         *(2, 7),
@@ -406,9 +399,12 @@ def test_a_model_that_is_no_function_of_the_settings_is_refused_before_any_work(
     ids=lambda c: c.get("algorithm", "uls") + " " + c.get("sampling", "")[:12],
 )
 def test_every_algorithm_runs(data, tmp_path, changes):
-    settings = settings_for(data, tmp_path / "run", steps=2, evaluate_every=0, **changes)
+    settings = settings_for(data, tmp_path / "run", **{"steps": 2, "evaluate_every": 0} | changes)
     summary = execute(prepare(settings))
     assert summary["steps"] == 2
+    if not settings.private_metrics:  # tables of private records are left out
+        names = {path.name for path in (tmp_path / "run").iterdir()}
+        assert not names & {"evaluation.csv", "metrics.csv"} and not summary["after"]
     assert all(np.isfinite(array).all() for array in exported(tmp_path / "run").values())
     if settings.algorithm == "none":
         assert summary["privacy"] is None
