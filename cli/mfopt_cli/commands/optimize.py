@@ -202,7 +202,7 @@ def _made(arguments: SimpleNamespace, rates: Schedule | None) -> Factorization:
     names += " objective privacy_unit seed certify_samples certificate"
     with Live(not arguments.quiet and not arguments.as_json, COMPILING) as live:
         try:
-            factorization = mfopt.factorize(
+            return mfopt.factorize(
                 epochs=arguments.epochs,
                 iterations_per_epoch=arguments.iters,
                 reassign_every=arguments.rethrow,
@@ -214,8 +214,7 @@ def _made(arguments: SimpleNamespace, rates: Schedule | None) -> Factorization:
                 **{name: getattr(arguments, name) for name in names.split()},
             )
         except (UncertifiedError, mfopt.InterruptedFactorization) as stopped:
-            factorization = stopped.best
-    return factorization
+            return stopped.best
 
 
 def _exit_code(factorization: Factorization, path: Path, *, saved_as_wanted: bool) -> int:
@@ -259,12 +258,11 @@ def _forms_to_search(arguments: SimpleNamespace) -> tuple[str, ...]:
         return ("auto",)
     if arguments.memory is not None:
         return (f"memory{arguments.memory}",)
+    if arguments.strategy is not None:
+        return (arguments.strategy,)
     from mfopt.optimize.pipeline import default_kinds
 
-    forms: tuple[str, ...] = (arguments.strategy,)
-    if arguments.strategy is None:
-        forms = default_kinds(scheme, arguments.epsilon, arguments.buffers)
-    return forms
+    return default_kinds(scheme, arguments.epsilon, arguments.buffers)
 
 
 def _search(arguments: SimpleNamespace) -> Search:

@@ -40,7 +40,7 @@ _GAINED = 0.1  # t²ρ': log of what a tilt by the mean mode lowers a second mom
 class LikelihoodLoss(SampledLoss):
     """One unit, by the likelihood ratio of its patterns and the ceilings of its chains."""
 
-    glance: ClassVar[int] = 4096  # samples of a pilot that chooses a proposal
+    glance: ClassVar[int] = 2048  # samples of a pilot that chooses a proposal
 
     @property
     @abc.abstractmethod

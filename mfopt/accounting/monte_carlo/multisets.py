@@ -239,7 +239,6 @@ class MultisetLoss(LikelihoodLoss):
 
     estimator = "groups by their bin counts, importance sampling"
     least_samples = 2**14
-    glance = 2048
 
     def __init__(self, group: _Multisets, one: SharedGaussianComponent | None, name: str) -> None:
         self._group, self._one, self.name = group, one, name  # type: ignore[misc]
