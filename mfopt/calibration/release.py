@@ -147,7 +147,10 @@ def release(
     """
     model = OneUnit(loss_of(pair), effort.samples, near=near, deterministic=effort.deterministic)
     verified = Engine(model, effort.seed, progress).noise_multiplier(epsilon, delta)
-    return _certificate(verified, effort.seed), _calibration(verified)
+    calibration = Calibration(verified.noise_multiplier, 0.0, -math.inf, "both", 0)
+    if verified.estimate is not None:
+        calibration = Calibration.of_estimate(verified.estimate)
+    return _certificate(verified, effort.seed), calibration
 
 
 def _certificate(verified: Verified, seed: int | None) -> Certificate:
@@ -166,9 +169,3 @@ def _certificate(verified: Verified, seed: int | None) -> Certificate:
         seed,
         verified.method,
     )
-
-
-def _calibration(verified: Verified) -> Calibration:
-    if verified.estimate is not None:
-        return Calibration.of_estimate(verified.estimate)
-    return Calibration(verified.noise_multiplier, 0.0, -math.inf, "both", 0)

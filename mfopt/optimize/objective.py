@@ -241,7 +241,14 @@ class AmplifiedObjective:
           anywhere: whether σ is searched for from anywhere where none is found near that one.
         """
         statistic = self._statistic(parameters)
-        tangent = _nothing(parameters)
+        nothing = np.full(np.shape(parameters), math.nan)
+        tangent = Tangent(
+            np.asarray(parameters),
+            Evaluation(math.nan, nothing, math.nan, math.nan),
+            Placement(None, math.nan),
+            math.nan,
+            (math.nan, ()),
+        )
         is_known = math.isfinite(sigma) and sigma > 0
         guess: Callable[[np.ndarray], float] = (lambda _: sigma) if is_known else self._guessed
         for find in ([guess] if is_known or anywhere else []) + ([self._rough] if anywhere else []):
@@ -330,14 +337,6 @@ class AmplifiedObjective:
         parts = zip(jax.tree.leaves(slope), jax.tree.leaves(quadratic), strict=True)
         weight = 2 * sum(float(np.sum(np.asarray(h) * np.asarray(g))) for h, g in parts)
         return float(log_sigma) + math.log(weight) / 2 if weight > 0 else math.nan
-
-
-def _nothing(parameters: np.ndarray) -> Tangent:
-    """The tangent where no σ was found."""
-    evaluation = Evaluation(math.nan, np.full(np.shape(parameters), math.nan), math.nan, math.nan)
-    return Tangent(
-        np.asarray(parameters), evaluation, Placement(None, math.nan), math.nan, (math.nan, ())
-    )
 
 
 @functools.partial(_quick.jit, static_argnums=0)
