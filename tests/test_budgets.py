@@ -31,7 +31,7 @@ NODES = {
     "mfopt/strategies": 15_780,
     "mfopt/testing": 9_722,
     "mfopt/torch": 19_320,
-    "mfopt/training": 64_800,
+    "mfopt/training": 64_550,
     "cli": 28_160,
     "tests": 296_930,
 }

@@ -127,9 +127,9 @@ def _execute(
                     if saved != done:
                         save()
                     checkpoints.wait()
-                    again = f"mfopt train --config {prepared.folder / 'config.toml'} --resume"
-                    where = f"after step {done} of {prepared.steps}, which is saved"
-                    raise _signals.interrupted(signals[0], f"{where}; `{again}` resumes")
+                    command = f"mfopt train --config {prepared.folder / 'config.toml'} --resume"
+                    progress_made = f"after step {done} of {prepared.steps}, which is saved"
+                    raise _signals.interrupted(signals[0], f"{progress_made}; `{command}` resumes")
     checkpoints.wait()
     stated, done = _finish(prepared, state), int(state.step)
     return {

@@ -186,10 +186,10 @@ class _Run:
         counts = [leaf.size for leaf in jax.tree.leaves(model.params)]
         share = max(1, _NUMBERS // min(_STEPS, scheme.length) // len(counts))
         rng = np.random.default_rng(0)
-        self.tested = [
-            np.sort(rng.choice(count, min(count, share), replace=False)) for count in counts
-        ]
-        ends = np.cumsum([0, *map(len, self.tested)]).tolist()
+        tested = [np.sort(rng.choice(count, min(count, share), replace=False)) for count in counts]
+        begins = np.cumsum([0, *counts[:-1]])
+        self.tested = np.concatenate([a + b for a, b in zip(tested, begins, strict=True)])
+        ends = np.cumsum([0, *map(len, tested)]).tolist()
         self.arrays = [slice(begin, end) for begin, end in itertools.pairwise(ends)]
 
     def findings(self, n: int, progress: Report) -> list[Finding]:
@@ -205,12 +205,8 @@ class _Run:
             by_step.append(step_findings)
             progress(Progress("training the run's own model on canaries", step + 1, n, "steps"))
         noise, totals = (np.stack(part) / self.sigma for part in zip(*by_step, strict=True))
-        second_release = next(
-            self.trainer.run(self.trainer.init(self.secret.twin().key("noise")), 1)
-        )
-        other_noise = (
-            self.normalizer * self._at(_leaves(second_release.release)) / self.sigma - totals[0]
-        )
+        second_release = self._released(self.drawn[0], self.secret.twin().key("noise"))[self.tested]
+        other_noise = self.normalizer * second_release / self.sigma - totals[0]
         white, signal = columns @ noise, columns @ totals
         return [
             *(certain(name, holds_now) for name, holds_now in holds.items()),
@@ -230,29 +226,22 @@ class _Run:
             holds["units that were drawn, each once"] &= np.array_equal(np.sort(units), drawn)
             total = self._total(params, drawn, result.step, holds)
             if result.step < _CLOSELY:
-                summed = _leaves(trainer.sum(params, batch, result.step).gradient)
+                summed = _flat(trainer.sum(params, batch, result.step).gradient)
                 rounding = _ROUNDING[self.settings.compute_dtype] * max(1, len(drawn))
-                differences = [a - b for a, b in zip(summed, total, strict=True)]
-                holds["sums of clipped gradients"] &= _norm(differences) <= rounding * self.bound
+                holds["sums of clipped gradients"] &= _norm(summed - total) <= rounding * self.bound
                 for unit in drawn[:_CLOSELY].tolist():
                     single = np.full((1, batch.shape[1]), -1)
                     single[0, 0] = unit
                     contribution = trainer.sum(params, single, result.step).gradient
-                    within = _norm(_leaves(contribution)) <= self.bound
+                    within = _norm(_flat(contribution)) <= self.bound
                     holds["contributions within the bound"] &= within
-            release, params_after = (
-                _leaves(result.release),
-                jax.tree.map(jnp.copy, result.state.params),
-            )
-            differences = [
-                b - (a - _RATE * move)
-                for a, b, move in zip(_leaves(params), _leaves(params_after), release, strict=True)
-            ]
-            size = _norm(_leaves(params)) + _RATE * _norm(release)
-            holds["parameters move by the release alone"] &= _norm(differences) <= 1e-6 * size
-            signal = self._at(total)
-            yield self.normalizer * self._at(release) - signal, signal
-            params = params_after
+            release, begin = _flat(result.release), _flat(params)
+            params = jax.tree.map(jnp.copy, result.state.params)
+            difference = _flat(params) - (begin - _RATE * release)
+            size = _norm(begin) + _RATE * _norm(release)
+            holds["parameters move by the release alone"] &= _norm(difference) <= 1e-6 * size
+            signal = total[self.tested]
+            yield self.normalizer * release[self.tested] - signal, signal
 
     def _pairs(self, holds: dict[str, bool]) -> None:
         """Check what each odd user changes in a whole release: others, noise and batch as before.
@@ -264,10 +253,8 @@ class _Run:
         units = execution.units
         fixed_units = np.arange(units.population)[-_OTHERS:]
         params = self.trainer.init(self.secret.key("noise")).params
-        released_before, sum_before = (
-            self._released(fixed_units),
-            self._total(params, fixed_units, 0, holds),
-        )
+        released_before = self._released(fixed_units)
+        sum_before = self._total(params, fixed_units, 0, holds)
         group = settings.group_size
         limit = self.bound * group
         for user in range(self.odd):
@@ -276,17 +263,13 @@ class _Run:
                 numbers = numbers[:1]
             holds["units of a user, at most as accounted"] &= len(numbers) <= group
             union = np.union1d(numbers, fixed_units)
-            released_after, sum_after = self._released(union), self._total(params, union, 0, holds)
-            change = [
-                self.normalizer * (b - a)
-                for a, b in zip(released_before, released_after, strict=True)
-            ]
-            expected = [b - a for a, b in zip(sum_before, sum_after, strict=True)]
-            differences = [a - b for a, b in zip(change, expected, strict=True)]
+            released_after = self._released(union)
+            change = self.normalizer * (released_after - released_before)
+            difference = change - (self._total(params, union, 0, holds) - sum_before)
             # a release is float32: with noise in it more is rounded away than of a sum
             rounded = _RELEASE_ROUNDING * self.normalizer * _norm(released_after)
             rounding = _ROUNDING[settings.compute_dtype] * len(union) * self.bound
-            holds["change of a release by one user"] &= _norm(differences) <= rounding + rounded
+            holds["change of a release by one user"] &= _norm(difference) <= rounding + rounded
             holds["largest change of a release"] &= _norm(change) <= limit + rounded
 
     def _published(self, scale: float, holds: dict[str, bool]) -> Finding:
@@ -300,15 +283,15 @@ class _Run:
         """
         noise = self._released(np.empty(0, np.int64), PUBLISHED_KEY)
         if self.settings.noise != "secure":  # which has another generator
-            drawn = np.concatenate([leaf.reshape(-1) for leaf in noise])[: len(PUBLISHED_DRAWS)]
-            apart = self.normalizer * scale / self.sigma * drawn - PUBLISHED_DRAWS[: len(drawn)]
-            holds["draws under a published key"] &= bool(np.all(np.abs(apart) < _DRAW_ROUNDING))
-        values = self._at(noise)[:_LATTICE]
+            drawn = noise[: len(PUBLISHED_DRAWS)]
+            away = self.normalizer * scale / self.sigma * drawn - PUBLISHED_DRAWS[: len(drawn)]
+            holds["draws under a published key"] &= bool(np.all(np.abs(away) < _DRAW_ROUNDING))
+        values = noise[self.tested][:_LATTICE]
         repeated = len(values) - len(np.unique(values))
         chance = stats.binom.sf(repeated - 1, len(values), len(values) * _LIKELIEST)
         return Finding("noise on a lattice", executed.capped(chance))
 
-    def _released(self, units: np.ndarray, key: np.ndarray | None = None) -> list[np.ndarray]:
+    def _released(self, units: np.ndarray, key: np.ndarray | None = None) -> np.ndarray:
         """The release of step 0, if these were the units that the scheme chose.
 
         ``key``: of the noise; None: that of the run.
@@ -318,7 +301,7 @@ class _Run:
         sampler.drawn = {0: units}  # type: ignore[assignment]
         trainer = self.trainer.over(execution.units, sampler)
         key = self.secret.key("noise") if key is None else key
-        return _leaves(next(trainer.run(trainer.init(key), 1)).release)
+        return _flat(next(trainer.run(trainer.init(key), 1)).release)
 
     def _numbers_of(self, user: int) -> np.ndarray:
         """The numbers of a user's units."""
@@ -354,55 +337,50 @@ class _Run:
 
     def _total(
         self, params: PyTree, units: np.ndarray, step: int, holds: dict[str, bool]
-    ) -> list[np.ndarray]:
+    ) -> np.ndarray:
         """Sum of the clipped gradients or updates of ``units``, float64, by the definition."""
         settings = self.settings
-        total = [np.zeros(leaf.shape) for leaf in jax.tree.leaves(params)]
+        total = np.zeros_like(_flat(params))
         for unit in units.tolist():
             rows = self._rows(unit, step, holds)
             count = int(rows[1].any(axis=-1).sum())
             if not count:
                 continue
             if settings.algorithm == "fedavg":
-                leaves = self._moved(params, *rows)
+                contribution = self._moved(params, *rows)
             else:
-                leaves = self._clipped(_leaves(self._gradient(params, *rows)))
+                contribution = self._clipped(_flat(self._gradient(params, *rows)))
             weight = min(1.0, count / (settings.weight_cap or 1))
-            for i, leaf in enumerate(leaves):
-                total[i] += weight * self.bound / settings.clip_norm * leaf
+            total += weight * self.bound / settings.clip_norm * contribution
         return total
 
-    def _clipped(self, leaves: list[np.ndarray]) -> list[np.ndarray]:
-        """``leaves`` within the clip norm; zeros if any is not finite."""
-        if not math.isfinite(_norm(leaves)):
-            return [np.zeros_like(leaf) for leaf in leaves]
+    def _clipped(self, vector: np.ndarray) -> np.ndarray:
+        """``vector`` within the clip norm; zeros if any of it is not finite."""
+        if not math.isfinite(_norm(vector)):
+            return np.zeros_like(vector)
         bound = self.settings.clip_norm
-        return [bound / max(bound, _norm(leaves)) * leaf for leaf in leaves]
+        return bound / max(bound, _norm(vector)) * vector
 
-    def _moved(self, params: PyTree, tokens: np.ndarray, mask: np.ndarray) -> list[np.ndarray]:
+    def _moved(self, params: PyTree, tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """-Δ of a user: local gradient descent, clipped after every step."""
-        settings, structure = self.settings, jax.tree.structure(params)
-        begin, size = _leaves(params), settings.local_batch or len(tokens)
-        moved = [np.zeros(leaf.shape) for leaf in begin]
-        for at in [*range(0, len(tokens), size)] * settings.local_epochs:
-            if not mask[at : at + size].any():
+        settings, (leaves, structure) = self.settings, jax.tree.flatten(params)
+        begin, size = _flat(params), settings.local_batch or len(tokens)
+        moved, ends = np.zeros_like(begin), np.cumsum([leaf.size for leaf in leaves])
+        for start in [*range(0, len(tokens), size)] * settings.local_epochs:
+            if not mask[start : start + size].any():
                 continue
-            position = [np.float32(leaf - move) for leaf, move in zip(begin, moved, strict=True)]
-            rows = tokens[at : at + size], mask[at : at + size]
-            slope = _leaves(self._gradient(jax.tree.unflatten(structure, position), *rows))
-            moved = [a + settings.local_rate * b for a, b in zip(moved, slope, strict=True)]
-            moved = self._clipped(moved)
+            parts = np.split(np.float32(begin - moved), ends[:-1])
+            position = [part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)]
+            rows = tokens[start : start + size], mask[start : start + size]
+            slope = _flat(self._gradient(jax.tree.unflatten(structure, position), *rows))
+            moved = self._clipped(moved + settings.local_rate * slope)
         return moved
 
-    def _at(self, leaves: list[np.ndarray]) -> np.ndarray:
-        """The tested coordinates of a tree's leaves, in one vector."""
-        pairs = zip(leaves, self.tested, strict=True)
-        return np.concatenate([leaf.reshape(-1)[index] for leaf, index in pairs])
+
+def _flat(tree: PyTree) -> np.ndarray:
+    """All numbers of a pytree, one array after the other, float64."""
+    return np.concatenate([np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(tree)])
 
 
-def _leaves(tree: PyTree) -> list[np.ndarray]:
-    return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
-
-
-def _norm(leaves: list[np.ndarray]) -> float:
-    return math.sqrt(sum(float(np.sum(leaf**2)) for leaf in leaves))
+def _norm(vector: np.ndarray) -> float:
+    return float(np.linalg.norm(vector))

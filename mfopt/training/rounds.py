@@ -175,8 +175,8 @@ class PrivateRounds:
         for name in updates:
             self._rounds.setdefault(name, []).append(self.step)
         # on the disk before the release: a folder that knows of fewer is an older copy
-        known = json.dumps({"rounds": self.step + 1, "devices": self._rounds})
-        _files.write(self._devices_file, known, force=True, private=True)
+        participations = json.dumps({"rounds": self.step + 1, "devices": self._rounds})
+        _files.write(self._devices_file, participations, force=True, private=True)
         noised, self._state = self.stream.release(total, self._state)
         noise.save_state(self._state_file, self.stream, self._state, force=True)
         return jax.tree.map(lambda leaf: leaf / self.cohort, noised)

@@ -175,9 +175,7 @@ def _inputs(facts: JsonObject) -> JsonObject:
     """Name and value of every input; UsageError where a field is unknown or of another type."""
     units, clipping = facts["units"], facts["clipping"]
     fields = {table: names.split() for table, names in _FIELDS.items()}
-    fields["clipping"] = [x.name for x in dataclasses.fields(type(clipping_of(clipping)))]
-    if "algorithm" in clipping:
-        fields["clipping"] += ["algorithm"]
+    fields["clipping"] = [*clipping_of(clipping).describe()]
     fields["units"] = _UNITS["run" if "run" in units else units["unit"]].split()
     if "run" in units:  # of mfopt.training.receipts
         del fields["learning_rate"]

@@ -151,12 +151,9 @@ class _Files:
 
     def _check_columns(self, path: Path, names: Sequence[str]) -> None:
         """Refuse a table without users, or without texts of any kind."""
-        texts = (self.text_column, COMPLETION[0], CHAT[0])
-        for column, accepted in (
-            (self.user_column, (self.user_column,)),
-            (self.text_column, texts),
-        ):
-            if not {*accepted} & {*names}:
+        alternatives = {self.text_column: {COMPLETION[0], CHAT[0]}}
+        for column in (self.user_column, self.text_column):
+            if not {column, *alternatives.get(column, ())} & {*names}:
                 raise _check.reject("column", column, f"{path.name} has columns {list(names)}")
 
 

@@ -274,14 +274,14 @@ def _locate(folder: Path) -> dict[str, Path]:
     else:
         way_out = "Save the model with safe_serialization=True; pickled weights are not read."
         raise _check.reject("folder", str(folder), f"holds no {WEIGHTS}", way_out)
-    where: dict[str, Path] = {}
+    file_of: dict[str, Path] = {}
     for file in files:
         try:
             with safe_open(file, framework="flax") as tensors:
-                where |= dict.fromkeys(tensors.keys(), file)
+                file_of |= dict.fromkeys(tensors.keys(), file)
         except (SafetensorError, OSError) as error:
             raise _check.reject("folder", str(file), f"cannot be read: {error}") from None
-    return where
+    return file_of
 
 
 def save_pretrained(folder: str | Path, config: DecoderConfig, params: PyTree) -> None:
@@ -358,8 +358,8 @@ def export_model(
         if end_id is not None and (part / "config.json").is_file():
             config = _json_object(part / "config.json")
             ends = config.get("eos_token_id")
-            ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-            ends = [end_id, *(end for end in ends if end != end_id)]
+            ends = [end_id, *(ends if isinstance(ends, list) else [ends])]
+            ends = [end for end in dict.fromkeys(ends) if end is not None]
             ending = {"eos_token_id": ends if len(ends) > 1 else end_id}
             _write_json(part / "config.json", config | ending)
             kept = _json_object(part / _GENERATION) if (part / _GENERATION).is_file() else {}
