@@ -615,11 +615,13 @@ def another_optimizer_steps():
         run_tests.same(loop.model, start)
 
 
-@refused("has gradients or a state")
+@refused("has a state from steps")
 def attached_after_the_first_step():
     loop = Loop(attach=False)
+    optimizer = torch.optim.Adam(loop.model.parameters())
     loop.plain(loop.data[:2])
-    loop.run.attach(loop.optimizer)
+    optimizer.step()
+    loop.run.attach(optimizer)
 
 
 @refused("not of step 0")

@@ -123,7 +123,7 @@ def test_the_loop_of_opacus_makes_the_steps_of_the_plain_pieces():
     for e in range(2):
         epoch(model, optimizer, loader)
         same(model, path[5 * e + 4])
-    with pytest.raises(UsageError, match="covers 10 steps"):
+    with pytest.raises(NoiseExhaustedError):
         epoch(model, optimizer, loader)
 
 
@@ -335,12 +335,6 @@ def test_what_is_no_optimizer_or_is_taken_is_not_attached():
             participated.attach(optimizer)
     with pytest.raises(UsageError, match="has an optimizer already"):
         run.attach(other())
-    used = other()
-    used.param_groups[0]["params"][0].grad = torch.zeros(5, 4)
-    run, _, _ = plain()
-    run.noise = None
-    with pytest.raises(UsageError, match="not this run's"):
-        run.attach(used)
     words = {"dataset": data(), "factorization": factorization(), "max_grad_norm": CLIP}
     for module, participated in ((model, optimizer), made_private()[:2]):
         with pytest.raises(UsageError, match="made private already"):

@@ -385,9 +385,9 @@ def release_fingerprint(
     for total in sums:
         apart = total.numel() // _PART | 1  # odd: in a matrix, of all columns
         places = range(step % apart, total.numel(), apart)
-        first = total.storage_offset() + places.start
+        offset = total.storage_offset() + places.start
         # in less time than a slice of a view
-        numbers += total.as_strided((len(places),), (apart,), first).tolist()
+        numbers += total.as_strided((len(places),), (apart,), offset).tolist()
     return hashlib.blake2b(array.array("d", numbers), digest_size=16).hexdigest()
 
 

@@ -81,8 +81,7 @@ def refuse_uncovered(module: torch.nn.Module, attached: Iterable[torch.Tensor]) 
     for number, name in trained.items():
         if number not in optimized:
             rule = "is not in the optimizer of the run, so that its steps would have no noise"
-            way_out = "Give that optimizer all that is trained, "
-            way_out += "or freeze it: requires_grad_(False)."
+            way_out = "Give it all that is trained, or freeze it: requires_grad_(False)."
             raise _check.reject(f"module.{name}", "requires gradients", rule, way_out)
     if beyond := len(optimized - trained.keys()):
         rule = "are in the optimizer of the run and not in the module: they would get noise only"
@@ -132,6 +131,5 @@ def refuse_scaler(optimizer: object) -> None:
     """Raise :class:`UsageError` inside a step that a ``GradScaler`` makes."""
     if [vars(optimizer).pop(name, None) for name in ("grad_scale", "found_inf")] != [None, None]:
         rule = "which would leave out steps and divide what is clipped and noised"
-        way_out = "Use torch.autocast in bfloat16 and optimizer.step(), "
-        way_out += "or GradScaler(enabled=False)."
+        way_out = "Use torch.autocast in bfloat16, or GradScaler(enabled=False)."
         raise _check.reject("optimizer", "stepped by a GradScaler", rule, way_out)

@@ -162,10 +162,10 @@ class Examples:
             self.forward(function, [x[:1] for x in parts], alone=True)
         kept = state()
         probe.refuse_changes(before, kept, made=True)
-        first = contribution([0, 0])
+        reference = contribution([0, 0])
         yield
         probe.refuse_changes(kept, state())
-        pairs = zip(first, contribution([0, -1]), (self.bound, 1.0), strict=True)
+        pairs = zip(reference, contribution([0, -1]), (self.bound, 1.0), strict=True)
         for expected, actual, bound in pairs:
             probe.refuse_difference(expected, actual, bound)
 
@@ -300,8 +300,6 @@ def add_clipped(
 
 def split(batch: object) -> tuple[list[torch.Tensor], Any]:
     """The tensors of a batch, equally long, and what they stand in; raises as `add_clipped`."""
-    if isinstance(batch, Mapping):
-        batch = dict(batch)  # kinds of dictionaries that PyTorch's trees do not know
     leaves, structure = pytree.tree_flatten(batch)
     with torch._C.DisableTorchFunctionSubclass():  # of rows, which need a while to answer
         sizes = [tuple(getattr(leaf, "shape", ())) or type(leaf).__name__ for leaf in leaves]

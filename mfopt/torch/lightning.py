@@ -51,13 +51,9 @@ class PrivateStrategy(SingleDeviceStrategy):
     def setup_optimizers(self, trainer: Trainer) -> None:
         """Attach the run to the module's optimizer; refuse what would change its steps."""
         super().setup_optimizers(trainer)
-        if len(self.optimizers) != 1:
-            rule = f"{len(self.optimizers)} were configured"
-            raise _check.reject("optimizer", rule, "a run has one", "Give all parameters to one.")
-        for name in ("gradient_clip_val", "accumulate_grad_batches"):
-            if getattr(trainer, name) not in (None, 1):
-                rule, way_out = "has no effect on a private step", "Leave it out: a run clips."
-                raise _check.reject(name, getattr(trainer, name), rule, way_out)
+        if clip := trainer.gradient_clip_val:
+            rule, way_out = "has no effect on a private step", "Leave it out: a run clips."
+            raise _check.reject("gradient_clip_val", clip, rule, way_out)
         if trainer.precision == "16-mixed":
             rule = "needs a GradScaler, which would leave out steps"
             raise _check.reject("precision", trainer.precision, rule, "Take 'bf16-mixed'.")

@@ -29,7 +29,8 @@ class UnitBatches(data.Sampler[list[int]]):
     checkpoint. A list may be empty. The length is that of a whole epoch, also then.
 
     Raises:
-      UsageError: on iteration, if all steps were released, or no optimizer is attached.
+      UsageError: on iteration, if no optimizer is attached.
+      NoiseExhaustedError: on iteration, if all steps were released.
     """
 
     def __init__(self, run: PrivateRun) -> None:
@@ -48,10 +49,7 @@ class UnitBatches(data.Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         self.run.started()
         step, (_, stop) = self.run.step, self._epoch()
-        if step >= stop:
-            rule = f"the guarantee covers {stop} steps, and all were taken"
-            way_out = "Save the model: the run is complete. A longer one needs another mechanism."
-            raise _check.reject("loader", f"step {step}", rule, way_out)
+        self.run.stream.refuse_past_end(step)
         self.run.forget()  # the batch of a step that was broken off comes again, whole
         for number in range(step, stop):
             yield self.run.sampler[number].tolist()

@@ -2,8 +2,8 @@
 
 The gradient of a linear layer's weight is Σ_t d_t ⊗ x_t over the layer's uses t: inputs x and the
 gradients d of its outputs give its norm, and clipped sums over examples, without one matrix for
-each example ("ghost" norms and book-keeping). So it is for embeddings and convolutions. Every other
-use of a parameter sees a copy for each example, which autograd gives that example's gradient.
+each example ("ghost" norms and book-keeping). So it is for embeddings. Every other use of a
+parameter sees a copy for each example, which autograd gives that example's gradient.
 """
 
 from __future__ import annotations
@@ -283,25 +283,6 @@ class _Embedding(_Transposed):
         return _uses(d, len(x)), x.reshape(len(x), -1)
 
 
-class _Convolution(_Layer):
-    @property
-    def axes(self) -> int:  # type: ignore[override]
-        return self.weight.ndim - 1
-
-    def compute(self, flat: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.layer._conv_forward(flat, self.weight, self.bias)
-        return y
-
-    def factors(self, x: torch.Tensor, d: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        layer, images = self.layer, self.flat(x)
-        sizes = [layer.kernel_size, layer.dilation, layer.padding, layer.stride]
-        if images.ndim == 3:  # an image of height 1
-            images = images.unsqueeze(2)
-            sizes = [(i, *size) for i, size in zip((1, 1, 0, 1), sizes, strict=True)]
-        patches = functional.unfold(images, *sizes)
-        return _uses(d.flatten(2).mT, len(x)), _uses(patches.mT, len(x))
-
-
 def _uses(x: torch.Tensor, examples: int) -> torch.Tensor:
     """``x`` as (examples, uses, numbers)."""
     return x.reshape(examples, -1, x.shape[-1])
@@ -310,12 +291,10 @@ def _uses(x: torch.Tensor, examples: int) -> torch.Tensor:
 _KINDS = {
     "torch.nn.modules.linear.Linear": _Layer,
     "torch.nn.modules.sparse.Embedding": _Embedding,
-    "torch.nn.modules.conv.Conv1d": _Convolution,
-    "torch.nn.modules.conv.Conv2d": _Convolution,
     "transformers.pytorch_utils.Conv1D": _Transposed,
 }
 # options of layers, and the value for which the gradient of the weight is a product
-_PLAIN = {"max_norm": None, "scale_grad_by_freq": False, "groups": 1, "padding_mode": "zeros"}
+_PLAIN = {"max_norm": None, "scale_grad_by_freq": False}
 
 
 def _layers(
@@ -330,7 +309,7 @@ def _layers(
         if kind and is_plain and "forward" not in vars(layer):
             parts = {key: names[p] for key, p in layer._parameters.items() if p is not None}
             trained = {key: name for key, name in parts.items() if name in values}
-            if "weight" in trained and not isinstance(getattr(layer, "padding", ()), str):
+            if "weight" in trained:
                 yield kind(layer, values, trained)
 
 
@@ -403,7 +382,7 @@ def forward(
 
     Args:
       function: of (values by name, *tensors of one example), some tensors; calls ``module``.
-      module: its linear layers, embeddings and convolutions get another forward pass meanwhile.
+      module: its linear layers and embeddings get another forward pass meanwhile.
       values: trained parameters by name, without gradients.
       names: of all parameters of ``module``.
       batch: tensors, examples along the first axis.

@@ -124,8 +124,7 @@ def refuse_changes(before: Contents, after: Contents, *, made: bool = False) -> 
         changed = [x for x in changed if before[x] != "False"]  # that something was made
     if changed:
         rule = "was changed by a private pass: it may hold what a batch has, without noise"
-        way_out = "Freeze it in training, use GroupNorm in place of BatchNorm, or keep it out of "
-        way_out += "model and loss; and load the model again."
+        way_out = "Freeze it, use GroupNorm, or keep it elsewhere; and load the model again."
         path = re.sub(r"\._(?:modules|buffers|parameters)\['([^']*)'\]", r".\1", changed[0])
         raise _check.reject(path, "state", rule, way_out)
 
@@ -149,7 +148,6 @@ def refuse_difference(
     difference, norm = (x.norm(dtype=torch.double) for x in (before - after, before))
     distance = float(difference / norm.clamp(min=bound))
     if not distance <= _TOLERANCE:
-        rule = f"moved by {distance:.3g} of its bound after other examples, or beside them: model "
-        rule += "or loss remember or mix examples"
+        rule = f"moved by {distance:.3g} of its bound: model or loss remember or mix examples"
         way_out = "Keep nothing from pass to pass in model and loss, and examples apart."
         raise _check.reject("contribution of an example", "not its own", rule, way_out)

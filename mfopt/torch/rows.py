@@ -120,8 +120,7 @@ class Outputs(UnitRows):
         reduction = args[0].reduction if function is torch.Tensor.backward else _Reduction()
         actual = "sum" if (declared := reduction.declared) == "mean" else "mean"
         if actual in _told_apart(reduction):
-            rule = f"is what the loss was said to be, and it is a {actual} over examples: their "
-            rule += "gradients would depend on how many there are"
+            rule = f"was declared, and it is a {actual} over examples: their number enters each"
             way_out = f'Give loss_reduction="{actual}", or make the loss a {declared}.'
             raise _check.reject("loss_reduction", declared, rule, way_out)
         return super().__torch_function__(function, kinds, args, kwargs)
@@ -217,8 +216,7 @@ def _name_units(name: str, operation: _Operation, results: list[UnitRows]) -> No
 
 def _refuse_mixed(fault: str, _: torch.Tensor) -> None:
     rule = f"mixes examples by {fault}, or divides by what depends on them"
-    way_out = "Use a mean over examples of losses that depend on one example each; or "
-    way_out += "PrivateRun.backward, which calls the loss for one example at a time."
+    way_out = "Use a mean over losses of one example each; or PrivateRun.backward."
     raise _check.reject("loss", "not a mean over examples", rule, way_out)
 
 

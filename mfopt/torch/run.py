@@ -307,9 +307,8 @@ class PrivateRun:
         # what accelerate and Lightning wrap one in steps it in their ways
         optimizer = getattr(optimizer, "optimizer", optimizer)
         refuse_private(optimizer)
-        used = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
-        if optimizer.state or used:
-            rule = "has gradients or a state from steps that were not this run's"
+        if optimizer.state:
+            rule = "has a state from steps that were not this run's"
             way_out = "Attach a new optimizer before the first backward pass."
             raise _check.reject("optimizer", optimizer, rule, way_out)
         parameters = trained(optimizer)
@@ -317,8 +316,7 @@ class PrivateRun:
         sizes = {p.device_mesh.size() for p in parameters if checks.is_shard(p)}
         if sizes - {self.ranks}:
             spread = f"of parameters on {sorted(sizes)} processes"
-            rule = f"each of {self.ranks} takes its part of every batch: no tensor or pipeline "
-            rule += "parallelism"
+            rule = f"each of {self.ranks} takes its part of every batch: no model parallelism"
             way_out = "Use fully_shard with a mesh of all processes."
             raise _check.reject("optimizer", spread, rule, way_out)
         is_same = [id(p) for p in parameters] == [id(p) for p in self.parameters]
@@ -340,7 +338,13 @@ class PrivateRun:
                 rule = "has other parameters than when it was attached"
                 way_out = "Freeze and add parameters before."
                 raise _check.reject("optimizer", optimizer, rule, way_out)
-            sums = self._sums_of_step()
+            self.collect()
+            gradients = [p.grad for p in parameters]
+            if any(g is not None and bool(checks.local(g).any()) for g in gradients):
+                rule = "holds gradients that run.backward did not make, neither clipped nor noised"
+                way_out = "Call run.backward(module, loss, batch) in place of loss.backward()."
+                raise _check.reject("grad", "not empty", rule, way_out)
+            sums = list(self.sums.values())
             self.add_to(sums)
             self._sums = {}
             for p, total in zip(parameters, sums, strict=True):
@@ -380,17 +384,6 @@ class PrivateRun:
         _attached.add(optimizer)
         self.forget = zero_grad
 
-    def _sums_of_step(self) -> list[torch.Tensor]:
-        """The sums of this step; refuses gradients that are none of them."""
-        self.collect()
-        gradients = [p.grad for p in self.parameters]
-        if any(g is not None and bool(checks.local(g).any()) for g in gradients):
-            rule = "holds gradients that run.backward did not make, neither clipped nor noised"
-            way_out = "Call run.backward(module, loss, batch) in place of loss.backward(), and "
-            way_out += "nothing that writes to grad."
-            raise _check.reject("grad", "not empty", rule, way_out)
-        return list(self.sums.values())
-
     def _drop(self) -> None:
         """Forget the sum of this step."""
         self._sums, self.units, self.norms = {}, [], []
@@ -418,12 +411,8 @@ class PrivateRun:
     def start_noise(self, parameters: list[torch.Tensor], *, shared: bool = False) -> None:
         """The noise for ``parameters``; once for a run. ``shared``: each process makes a part."""
         if self.noise is not None:
-            rule = (
-                "has an optimizer already: one of other parameters would release other sums with "
-            )
-            rule += "its noise"
-            way_out = "Attach one of the same parameters, in the same order; or make a new run: "
-            way_out += "both then count against privacy."
+            rule = "has an optimizer already: other sums would be released with its noise"
+            way_out = "Attach one of the same parameters, in this order; or a new run: both count."
             raise _check.reject("run", self, rule, way_out)
         checks.take(parameters, self)
         for p in parameters:
@@ -469,8 +458,7 @@ class PrivateRun:
             raise _check.reject("torch.distributed", current, rule, way_out)
         if len(self.units) < (drawn := len(self.drawn)):
             rule = f"are in the sum, and {drawn} were drawn for the step"
-            way_out = "Call run.backward(module, loss, batch), or loss.backward(), for all of its "
-            way_out += "batch before step(), and no zero_grad() between."
+            way_out = "Call run.backward, or loss.backward(), for all; no zero_grad() between."
             raise _check.reject("units", len(self.units), rule, way_out)
         digests = [release_fingerprint(self.norms, sums, noise.step)] * self.ranks
         if self.ranks > 1:  # the ledger is the first one's
