@@ -140,6 +140,17 @@ def mining_of_hard_examples(loop, batch):
     loop.backward((batch[0][hard], batch[1][hard]))
 
 
+def a_running_centre(loop, batch):
+    """Its state comes with the first pass."""
+
+    def centred(model, part):
+        output = model(part[0])
+        loop.centre = getattr(loop, "centre", 0.0) + output.detach().mean(0)
+        return (output - loop.centre).square().sum()
+
+    loop.backward(batch, centred)
+
+
 def a_centre_loss(loop, batch):
     """State outside of the module."""
     centres = torch.zeros(3, 3)
@@ -205,6 +216,7 @@ PASSES = {
     a_data_parallel_wrapper: "adds up gradients before they are clipped",
     a_part_frozen: "has other parameters than when it was attached",
     mining_of_hard_examples: "did not come from the run's loader",
+    a_running_centre: r"loss.*centre = 'state'.*changed by a private pass",
     a_centre_loss: r"loss.*centres.* = 'state'.*changed by a private pass",
     losses_reweighted: "weights.*changed by a private pass",
     a_memory_that_no_attribute_shows: "contribution of an example = 'not its own'",
@@ -227,7 +239,7 @@ PASSES = {
 }
 
 
-@pytest.mark.parametrize("number", range(25))
+@pytest.mark.parametrize("number", range(26))
 def test_a_wrong_pass_is_refused(number):
     wrong, match = list(PASSES.items())[number]
     loop = Loop()

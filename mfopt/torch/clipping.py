@@ -163,6 +163,7 @@ class Examples:
         kept = state()
         probe.refuse_changes(before, kept, made=True)
         reference = contribution([0, 0])
+        probe.refuse_changes(kept, state())
         yield
         probe.refuse_changes(kept, state())
         pairs = zip(reference, contribution([0, -1]), (self.bound, 1.0), strict=True)
