@@ -8,7 +8,7 @@ import torch
 warnings.filterwarnings("ignore")
 
 
-def main(rank: int, store: str, output: str) -> None:
+def main(rank, store, output):
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2
     )
@@ -68,7 +68,7 @@ def main(rank: int, store: str, output: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-def refusal(call) -> str:
+def refusal(call):
     from mfopt.errors import UsageError
 
     try:
@@ -78,7 +78,7 @@ def refusal(call) -> str:
     return "not refused"
 
 
-def go(run, model, optimizer, steps: int) -> None:
+def go(run, model, optimizer, steps):
     from test_torch_run import data, loss_of
 
     for index, batch in enumerate(run.loader(data())):

@@ -16,16 +16,15 @@ import functools
 import logging
 import random
 import sys
-from typing import Any
 
-from harness import Bench, Options
+from harness import Bench
 
 bench = Bench(__file__, __doc__, right=(300, "Right loops."), seed=(0, "Pin the randomness."))
 parser, main = bench.parser, bench.main
 
 
 @bench.work
-def measured(options: Options) -> tuple[dict[str, Any], int]:
+def measured(options):
     """The report, and whether enough was caught and nothing refused."""
     import torch
     from misuse_loops import DOCUMENTED, GRID, WRONG, outcome, right

@@ -19,7 +19,6 @@ import tempfile
 import threading
 import types
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +48,10 @@ SCHEMES = {
     "cyclic poisson": CyclicPoisson(0.5, 2, 12),
 }
 
-WRONG: dict[str, Callable[[], Any]] = {}
+WRONG = {}
 
 
-def factorization(scheme: str = "balls in bins") -> Any:
+def factorization(scheme="balls in bins"):
     """A C that the scheme allows and σ = 2, whose guarantee nobody proves."""
     strategy = {
         "balls in bins": BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])),
@@ -62,28 +61,26 @@ def factorization(scheme: str = "balls in bins") -> Any:
     return stated(strategy, SCHEMES[scheme], 2.0, status="certified")
 
 
-def records() -> torch.utils.data.TensorDataset:
+def records():
     """Numbers and classes, the same in every loop."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(RECORDS, WIDTH, generator=generator)
     return torch.utils.data.TensorDataset(x, torch.arange(RECORDS) % CLASSES)
 
 
-def network() -> nn.Module:
+def network():
     """A small model of the records."""
     return nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, CLASSES))
 
 
 def by_run(
-    model: nn.Module | None = None,
-    change: Callable[..., Any] = lambda x, y: (x, y),
-    loss: Callable[..., Any] = lambda model, batch: functional.cross_entropy(
-        model(batch[0]), batch[1]
-    ),
-    before: Callable[..., Any] = lambda *_: None,
-    data: Any = None,
-    **options: Any,
-) -> None:
+    model=None,
+    change=lambda x, y: (x, y),
+    loss=lambda model, batch: functional.cross_entropy(model(batch[0]), batch[1]),
+    before=lambda *_: None,
+    data=None,
+    **options,
+):
     """The loop of ``PrivateRun``; ``before(run, model, optimizer, batch, mean loss)`` a step."""
     model = model or network()
     run = PrivateRun(factorization(), RECORDS, 1.0)
@@ -99,11 +96,11 @@ def by_run(
 
 
 def by_opacus(
-    loss: Callable[..., Any] = functional.cross_entropy,
-    change: Callable[..., Any] = lambda x, y: (x, y),
-    model: nn.Module | None = None,
-    **options: Any,
-) -> None:
+    loss=functional.cross_entropy,
+    change=lambda x, y: (x, y),
+    model=None,
+    **options,
+):
     """The loop of Opacus."""
     model = model or network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -124,33 +121,33 @@ def by_opacus(
 # --- batches ---------------------------------------------------------------------------------
 
 
-def mixed_up(x: Any, y: Any) -> Any:
+def mixed_up(x, y):
     share = random.random()
     return share * x + (1 - share) * x[torch.randperm(len(x))], y
 
 
-def cut_and_mixed(x: Any, y: Any) -> Any:
+def cut_and_mixed(x, y):
     x = x.clone()
     x[:, :2] = x.flip(0)[:, :2]
     return x, y
 
 
-def whitened(x: Any, y: Any) -> Any:
+def whitened(x, y):
     _, vectors = torch.linalg.eigh(x.T @ x)
     return x @ vectors, y
 
 
-def swapped_by_the_loop() -> None:
-    old: list[Any] = []
+def swapped_by_the_loop():
+    old = []
 
-    def change(x: Any, y: Any) -> Any:
+    def change(x, y):
         old.append((x, y))
         return old[0]
 
     by_run(change=change)
 
 
-def another_loader() -> None:
+def another_loader():
     other = iter(torch.utils.data.DataLoader(records(), 6, shuffle=True))
     by_run(change=lambda x, y: next(other))
 
@@ -186,29 +183,29 @@ LOCAL = threading.local()
 # --- models that remember --------------------------------------------------------------------
 
 
-def model_of(remember: Callable[[float], float]) -> nn.Module:
+def model_of(remember):
     """A model whose outputs are scaled by ``remember(mean size of the inputs)``."""
 
     class Remembering(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.layers = network()
 
-        def forward(self, x: Any) -> Any:
+        def forward(self, x):
             return self.layers(x) * (1 + remember(float(x.detach().abs().mean())))
 
     return Remembering()
 
 
-def remembering(name: str, make: Callable[[], Callable[[float], float]]) -> None:
+def remembering(name, make):
     WRONG[f"a model with {name}"] = lambda: by_run(model_of(make()))
 
 
-def in_attribute_of(find: Callable[[], Any]) -> Callable[[], Callable[[float], float]]:
+def in_attribute_of(find):
     """Of what ``find()`` gives, which the model does not hold."""
 
-    def make() -> Callable[[float], float]:
-        def remember(size: float) -> float:
+    def make():
+        def remember(size):
             kept = find()
             kept.size = getattr(kept, "size", 0.0) + size
             return float(kept.size)
@@ -218,18 +215,18 @@ def in_attribute_of(find: Callable[[], Any]) -> Callable[[], Callable[[float], f
     return make
 
 
-def in_context() -> Callable[[float], float]:
+def in_context():
     kept = contextvars.ContextVar("kept", default=0.0)
 
-    def remember(size: float) -> float:
+    def remember(size):
         kept.set(kept.get() + size)
         return kept.get()
 
     return remember
 
 
-def in_database() -> Callable[[float], float]:
-    def remember(size: float) -> float:
+def in_database():
+    def remember(size):
         with contextlib.closing(sqlite3.connect("kept", isolation_level=None)) as base:
             base.execute("create table if not exists kept (size real)")
             base.execute("insert into kept values (?)", (size,))
@@ -238,11 +235,11 @@ def in_database() -> Callable[[float], float]:
     return remember
 
 
-def in_queue() -> Callable[[float], float]:
-    kept: queue.Queue[float] = queue.Queue()
+def in_queue():
+    kept = queue.Queue()
     kept.put(0.0)
 
-    def remember(size: float) -> float:
+    def remember(size):
         before = kept.get()
         kept.put(size)
         return before
@@ -250,28 +247,28 @@ def in_queue() -> Callable[[float], float]:
     return remember
 
 
-def in_array() -> Callable[[float], float]:
+def in_array():
     kept = array.array("d", [0.0])
 
-    def remember(size: float) -> float:
+    def remember(size):
         kept[0] += size
         return kept[0]
 
     return remember
 
 
-def in_memory() -> Callable[[float], float]:
+def in_memory():
     kept = ctypes.c_double(0.0)
 
-    def remember(size: float) -> float:
+    def remember(size):
         kept.value += size
         return kept.value
 
     return remember
 
 
-def in_environment() -> Callable[[float], float]:
-    def remember(size: float) -> float:
+def in_environment():
+    def remember(size):
         value = float(os.environ.get("MISUSE", "0")) + size
         os.environ["MISUSE"] = str(value)
         return value
@@ -279,10 +276,10 @@ def in_environment() -> Callable[[float], float]:
     return remember
 
 
-def in_generator() -> Callable[[float], float]:
+def in_generator():
     generator = torch.Generator().manual_seed(0)
 
-    def remember(size: float) -> float:
+    def remember(size):
         value = float(torch.rand(1, generator=generator))
         generator.manual_seed(int(1e6 * size))
         return value
@@ -290,8 +287,8 @@ def in_generator() -> Callable[[float], float]:
     return remember
 
 
-def in_frame() -> Callable[[float], float]:
-    def sums() -> Any:
+def in_frame():
+    def sums():
         total = 0.0
         while True:
             total += yield total
@@ -301,8 +298,8 @@ def in_frame() -> Callable[[float], float]:
     return lambda size: float(generator.send(size))
 
 
-def in_default() -> Callable[[float], float]:
-    def remember(size: float, memory: list[float] = [0.0]) -> float:  # noqa: B006
+def in_default():
+    def remember(size, memory=[0.0]):  # noqa: B006
         memory.append(size)
         return memory[-2]
 
@@ -329,31 +326,31 @@ for name, make in {
 # --- losses of the loop of Opacus ------------------------------------------------------------
 
 
-def ranking(scores: Any, labels: Any) -> Any:
+def ranking(scores, labels):
     return functional.softplus(scores[:, None] - scores[None]).mean()
 
 
-def by_frequency(scores: Any, labels: Any) -> Any:
+def by_frequency(scores, labels):
     counts = torch.bincount(labels, minlength=CLASSES).float().clamp(min=1)
     return functional.cross_entropy(scores, labels, weight=1 / counts)
 
 
-def to_means_of_classes(scores: Any, labels: Any) -> Any:
+def to_means_of_classes(scores, labels):
     means = scores.new_zeros(CLASSES, CLASSES).index_add(0, labels, scores)
     return (scores - means[labels]).square().mean()
 
 
-def covariance(scores: Any, labels: Any) -> Any:
+def covariance(scores, labels):
     centred = scores - scores.mean(0, keepdim=True)
     return functional.cross_entropy(scores, labels) + (centred.T @ centred).square().sum()
 
 
-def trimmed(scores: Any, labels: Any) -> Any:
+def trimmed(scores, labels):
     losses = functional.cross_entropy(scores, labels, reduction="none")
     return losses[losses <= losses.median()].sum() / len(losses)
 
 
-def log_of_mean(scores: Any, labels: Any) -> Any:
+def log_of_mean(scores, labels):
     losses = functional.cross_entropy(scores, labels, reduction="none")
     return losses.exp().mean().log()
 
@@ -372,20 +369,18 @@ WRONG |= {f"a loss by {name}": functools.partial(by_opacus, loss) for name, loss
 # --- frameworks ------------------------------------------------------------------------------
 
 
-def by_trainer(
-    collate: Any = None, compute_loss: Any = None, callbacks: Any = (), **arguments: Any
-) -> Any:
+def by_trainer(collate=None, compute_loss=None, callbacks=(), **arguments):
     """``PrivateTrainer`` of transformers on the same records."""
     import transformers
 
     from mfopt.torch.huggingface import PrivateTrainer
 
     class Model(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.layers = network()
 
-        def forward(self, x: Any, labels: Any = None) -> Any:
+        def forward(self, x, labels=None):
             scores = self.layers(x)
             return {"loss": functional.cross_entropy(scores, labels), "scores": scores}
 
@@ -406,44 +401,44 @@ def by_trainer(
     return trainer.model
 
 
-def joined(batch: list[Any]) -> Any:
+def joined(batch):
     """Two records in each row, and as many rows as records."""
     x = torch.stack([one["x"] for one in batch])
     return {"x": (x + x.roll(1, 0)) / 2, "labels": torch.stack([one["labels"] for one in batch])}
 
 
-def centred_by_trainer(trainer: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+def centred_by_trainer(trainer, model, inputs, *_, **__):
     scores = model(**inputs)["scores"]
     trainer.centre = 0.9 * getattr(trainer, "centre", 0.0) + 0.1 * scores.detach().mean(0)
     return (scores - trainer.centre).square().mean()
 
 
-def raw_gradients() -> None:
+def raw_gradients():
     import transformers
 
     class Raw(transformers.TrainerCallback):
-        def on_pre_optimizer_step(self, *arguments: Any, model: Any = None, **rest: Any) -> None:
+        def on_pre_optimizer_step(self, *arguments, model=None, **rest):
             x, y = records().tensors
             model(x, labels=y)["loss"].backward()
 
     by_trainer(callbacks=[Raw()])
 
 
-def by_lightning(hook: str = "", body: Any = None) -> Any:
+def by_lightning(hook="", body=None):
     """``PrivateStrategy`` of Lightning; ``body`` takes the place of one of the module's hooks."""
     from lightning.pytorch import LightningModule, Trainer
 
     from mfopt.torch.lightning import PrivateStrategy
 
     class Module(LightningModule):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.layers, self.last = network(), 0.0
 
-        def training_step(self, batch: Any, number: int) -> Any:
+        def training_step(self, batch, number):
             return functional.cross_entropy(self.layers(batch[0]), batch[1])
 
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     if hook:
@@ -457,12 +452,12 @@ def by_lightning(hook: str = "", body: Any = None) -> Any:
     return module
 
 
-def mixed_by_hook(module: Any, batch: Any, *_: Any) -> Any:
+def mixed_by_hook(module, batch, *_):
     x, y = batch
     return (0.5 * x + 0.5 * x.flip(0), y) if len(x) > 2 else batch
 
 
-def last_features(module: Any, batch: Any, number: int) -> Any:
+def last_features(module, batch, number):
     features = module.layers[0](batch[0])
     loss = functional.cross_entropy(module.layers[2](features + module.last), batch[1])
     module.last = features.detach().mean()
@@ -473,14 +468,12 @@ X, Y = (part.numpy() for part in records().tensors)
 PARAMS = {"w": jnp.zeros((WIDTH, CLASSES)), "b": jnp.zeros(CLASSES)}
 
 
-def jax_loss(params: Any, example: Any) -> Any:
+def jax_loss(params, example):
     scores = example[0] @ params["w"] + params["b"]
     return optax.softmax_cross_entropy_with_integer_labels(scores, example[1])
 
 
-def by_jax(
-    step: Callable[..., Any], microbatch: int | None = None, scheme: str = "balls in bins"
-) -> Any:
+def by_jax(step, microbatch=None, scheme="balls in bins"):
     """The loop of JAX; ``step(run, params, state, batch, t)`` gives the mean and the state."""
     run = JaxRun(factorization(scheme), RECORDS, 1.0, microbatch=microbatch)
     params, state = PARAMS, run.init(PARAMS)
@@ -490,7 +483,7 @@ def by_jax(
     return params
 
 
-def part_twice(run: Any, params: Any, state: Any, batch: Any, t: int) -> Any:
+def part_twice(run, params, state, batch, t):
     for _ in range(2):
         for i in range(len(batch.units)):
             part = jax.tree.map(lambda leaf, i=i: leaf[i], batch)
@@ -499,20 +492,27 @@ def part_twice(run: Any, params: Any, state: Any, batch: Any, t: int) -> Any:
     return run.release(state)
 
 
-def standardized(run: Any, params: Any, state: Any, batch: Any, t: int) -> Any:
+def standardized(run, params, state, batch, t):
     rows = X[batch.units[batch.mask]]
     data = (X - rows.mean(0) if len(rows) else X), Y
     return run.gradient(jax.grad(jax_loss), params, data, batch, state)
 
 
-def kept_by_a_backward_hook() -> None:
-    model = network()
+class Reflected(nn.Module):
+    """Looks at its numbers, which vmap has no rule for: examples go one by one, and call hooks."""
 
-    def after(module: Any, inputs: Any, outputs: Any) -> None:
+    def forward(self, x):
+        return x if float(x.detach().sum()) < 1e9 else -x
+
+
+def kept_by_a_backward_hook():
+    model = nn.Sequential(Reflected(), *network())
+
+    def after(module, inputs, outputs):
         module.last = float(outputs[0].abs().sum())
 
-    model[0].register_full_backward_hook(after)
-    scaled = lambda m, b: functional.cross_entropy(m(b[0]), b[1]) * getattr(model[0], "last", 1.0)  # noqa: E731
+    model[1].register_full_backward_hook(after)
+    scaled = lambda m, b: functional.cross_entropy(m(b[0]), b[1]) * getattr(model[1], "last", 1.0)  # noqa: E731
     by_run(model, loss=scaled)
 
 
@@ -534,7 +534,7 @@ WRONG |= {
 # --- further ones: mixing operations by name, what is declared, what leaves the tensors ----------
 
 
-def mixing(name: str, x: Any) -> Any:
+def mixing(name, x):
     """Rows plus what an operation makes of all of them."""
     return x + getattr(x, name)(dim=0)
 
@@ -560,19 +560,19 @@ for name in OPERATIONS:
 class Records(torch.utils.data.Dataset[Any]):
     """Records that change from one to the next by ``change(number, what was kept, x)``."""
 
-    def __init__(self, change: Callable[..., Any]) -> None:
+    def __init__(self, change):
         self.change, self.kept = change, torch.zeros(WIDTH)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return RECORDS
 
-    def __getitem__(self, number: int) -> Any:
+    def __getitem__(self, number):
         x, y = records()[number]
         changed, self.kept = self.change(self.kept, x)
         return changed, y
 
 
-def ascended(run: Any, model: Any, optimizer: Any, batch: Any, mean_loss: Any) -> None:
+def ascended(run, model, optimizer, batch, mean_loss):
     """The first half of sharpness-aware minimization."""
     loss = functional.cross_entropy(model(batch[0]), batch[1])
     for p, gradient in zip(
@@ -581,19 +581,19 @@ def ascended(run: Any, model: Any, optimizer: Any, batch: Any, mean_loss: Any) -
         p.data.add_(gradient, alpha=0.05)
 
 
-def another_layer(run: Any, model: Any, *_: Any) -> None:
+def another_layer(run, model, *_):
     model[2] = nn.Linear(8, CLASSES)
 
 
-def clipped_less(run: Any, *_: Any) -> None:
+def clipped_less(run, *_):
     run.stream.clip_norm = 100.0
 
 
-def follow_loss(run: Any, model: Any, optimizer: Any, batch: Any, mean_loss: Any) -> None:
+def follow_loss(run, model, optimizer, batch, mean_loss):
     optimizer.param_groups[0]["lr"] = 0.1 * float(mean_loss)
 
 
-def taken_back(run: Any, model: Any, optimizer: Any, batch: Any, mean_loss: Any) -> None:
+def taken_back(run, model, optimizer, batch, mean_loss):
     """Weights of the pass before, where the loss is high."""
     if mean_loss > 1.1:
         model.load_state_dict(STATES[-1])
@@ -604,42 +604,42 @@ STATES = [network().state_dict()]
 ALL, QUEUE = records().tensors[0], [torch.zeros(CLASSES)]
 
 
-def by_queue(model: Any, batch: Any) -> Any:
+def by_queue(model, batch):
     """Negatives from a queue of past outputs."""
     scores = model(batch[0])
     QUEUE.append(scores.detach()[0])
     return functional.cross_entropy(scores, batch[1]) + (scores @ torch.stack(QUEUE).T).exp().mean()
 
 
-def of_means(run: Any, params: Any, state: Any, batch: Any, t: int) -> Any:
+def of_means(run, params, state, batch, t):
     """Gradients of examples less their mean, given as those of examples."""
     rows = X[batch.units], Y[batch.units]
     each = jax.vmap(jax.grad(jax_loss), (None, 0))(params, rows)
     return run.mean(jax.tree.map(lambda g: g - g.mean(0), each), batch, state)
 
 
-def by_public_mean(run: Any, params: Any, state: Any, batch: Any, t: int) -> Any:
-    def shifted(params: Any, example: Any, mean: Any) -> Any:
+def by_public_mean(run, params, state, batch, t):
+    def shifted(params, example, mean):
         return jax_loss(params, (example[0] - mean, example[1]))
 
     mean = X[batch.units].mean(0)
     return run.gradient(jax.grad(shifted), params, (X, Y), batch, state, public=mean)
 
 
-def sums_by_hand(run: Any, params: Any, state: Any, batch: Any, t: int) -> Any:
+def sums_by_hand(run, params, state, batch, t):
     state = dataclasses.replace(state, sums=jax.tree.map(lambda s: s + X.sum(), state.sums))
     return run.gradient(jax.grad(jax_loss), params, (X, Y), batch, state)
 
 
-def models_with_one_state(run: Any, params: Any, state: Any, batch: Any, t: int) -> Any:
-    def mean(params: Any) -> Any:
+def models_with_one_state(run, params, state, batch, t):
+    def mean(params):
         return run.gradient(jax.grad(jax_loss), params, (X, Y), batch, state)[0]
 
     return jax.vmap(mean)(jax.tree.map(lambda p: jnp.stack([p, p + 1]), params)), state
 
 
-def one_batch_in_a_scan(run: Any, params: Any, state: Any, batch: Any, t: int) -> Any:
-    def step(state: Any, _: Any) -> Any:
+def one_batch_in_a_scan(run, params, state, batch, t):
+    def step(state, _):
         return run.gradient(jax.grad(jax_loss), params, (X, Y), batch, state)[::-1]
 
     state, means = jax.lax.scan(step, state, None, length=2)
@@ -671,7 +671,7 @@ WRONG |= {
 }
 WRONG |= {f"JAX: {name}": wrong for name, (wrong, _) in jax_tests.WRONG.items()}
 # what passes, as docs/sharp-edges.md says
-DOCUMENTED: dict[str, Callable[[], Any]] = {
+DOCUMENTED = {
     "records standardized by all": lambda: by_run(
         data=torch.utils.data.TensorDataset((ALL - ALL.mean(0)) / ALL.std(0), records().tensors[1])
     ),
@@ -699,14 +699,14 @@ DOCUMENTED: dict[str, Callable[[], Any]] = {
 }
 
 
-def is_finite(tree: Any) -> bool:
+def is_finite(tree):
     """False where a number of what a loop ends with is none."""
     if isinstance(tree, nn.Module):
         return all(bool(p.isfinite().all()) for p in tree.parameters())
     return all(bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(tree))
 
 
-def outcome(loop: Callable[[], Any]) -> str:
+def outcome(loop):
     """What becomes of a loop: "ended", or what it is stopped by."""
     folder = Path.cwd()
     with tempfile.TemporaryDirectory() as empty, warnings.catch_warnings():
@@ -727,27 +727,27 @@ def outcome(loop: Callable[[], Any]) -> str:
 class Images(nn.Module):
     """A convolution of rows as images."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(
             nn.Conv2d(1, 4, 2), nn.GroupNorm(2, 4), nn.ReLU(inplace=True), nn.Flatten(),
             nn.Linear(8, CLASSES),
         )  # fmt: skip
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         return self.layers(x.view(-1, 1, 2, 3))
 
 
 class Words(nn.Module):
     """Attention over rows as words, with a table of positions kept from the first pass on."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.table, self.positions = nn.Embedding(8, 8), None
         self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
         self.out = nn.Linear(8, CLASSES)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         words = (x * 4).long().clamp(0, 7)
         if self.positions is None:
             self.positions = torch.linspace(0, 1, WIDTH)[:, None]
@@ -757,40 +757,40 @@ class Words(nn.Module):
 class Recurrent(nn.Module):
     """A layer without a rule for vmap."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer, self.out = nn.GRU(1, 4, batch_first=True), nn.Linear(4, CLASSES)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         return self.out(self.layer(x[..., None])[0][:, -1])
 
 
-def tied() -> nn.Module:
+def tied():
     layer = nn.Linear(WIDTH, WIDTH)
     return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(WIDTH, CLASSES))
 
 
-def parametrized() -> nn.Module:
+def parametrized():
     layer = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, 8))
     return nn.Sequential(layer, nn.GELU(), nn.Dropout(0.2), nn.Linear(8, CLASSES))
 
 
-def frozen() -> nn.Module:
+def frozen():
     model = nn.Sequential(nn.Linear(WIDTH, 8), nn.LayerNorm(8), nn.SiLU(), nn.Linear(8, CLASSES))
     model[0].requires_grad_(False)
     return model
 
 
-def focal(scores: Any, labels: Any) -> Any:
+def focal(scores, labels):
     logs = scores.log_softmax(1).gather(1, labels[:, None])
     return -((1 - logs.exp()).square() * logs).sum() / max(1, len(labels))
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {
+MODELS = {
     "mlp": network, "images": Images, "words": Words, "recurrent": Recurrent, "tied": tied,
     "parametrized": parametrized, "frozen": frozen,
 }  # fmt: skip
-RIGHT_LOSSES: dict[str, Callable[[Any, Any], Any]] = {
+RIGHT_LOSSES = {
     "cross entropy": functional.cross_entropy,
     "smoothed": functools.partial(functional.cross_entropy, label_smoothing=0.1),
     "by hand": lambda s, y: -s.log_softmax(1).gather(1, y[:, None]).sum() / max(1, len(y)),
@@ -808,11 +808,11 @@ RIGHT_LOSSES: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def pick(x: Any, y: Any, order: Any) -> Any:
+def pick(x, y, order):
     return x[order], y[order]
 
 
-CHANGES: dict[str, Callable[[Any, Any], Any]] = {
+CHANGES = {
     "as they are": lambda x, y: (x, y),
     "normalized": lambda x, y: ((x - x.new_tensor([0.1] * WIDTH)) / 2.0, y),
     "by row": lambda x, y: ((x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True), y),
@@ -826,13 +826,13 @@ CHANGES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def sorted_collate(batch: list[Any]) -> Any:
+def sorted_collate(batch):
     """Longest first, as packed sequences want them."""
     batch = sorted(batch, key=lambda one: -float(one[0].abs().sum()))
     return torch.utils.data.default_collate(batch)
 
 
-def dropping_collate(batch: list[Any]) -> Any:
+def dropping_collate(batch):
     x, y = torch.utils.data.default_collate(batch)
     return functional.dropout(x, 0.1), y
 
@@ -843,7 +843,7 @@ OPTIMIZERS = {
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),
     "decay": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
 }
-GRID: dict[str, Any] = {
+GRID = {
     "framework": ["run", "opacus", "run", "opacus", "run", "opacus", "jax", "trainer", "lightning"],
     "model": [*MODELS],
     "loss": [*RIGHT_LOSSES],
@@ -859,7 +859,7 @@ GRID: dict[str, Any] = {
 }
 
 
-def right(cell: dict[str, Any]) -> Any:
+def right(cell):
     """What the loop of a cell of the grid ends with."""
     if cell["framework"] == "jax":
         return right_in_jax(cell)
@@ -870,9 +870,9 @@ def right(cell: dict[str, Any]) -> Any:
     return right_in_torch(cell)
 
 
-def right_in_torch(cell: dict[str, Any]) -> nn.Module:
+def right_in_torch(cell):
     loss, change = RIGHT_LOSSES[cell["loss"]], CHANGES[cell["change"]]
-    kept: dict[str, Any] = {}
+    kept = {}
     for stop in (cell["resumes at"], 12):
         model = MODELS[cell["model"]]()
         optimizer = OPTIMIZERS[cell["optimizer"]](
@@ -919,12 +919,12 @@ def right_in_torch(cell: dict[str, Any]) -> nn.Module:
     return model
 
 
-def right_in_jax(cell: dict[str, Any]) -> Any:
+def right_in_jax(cell):
     temperature = cell["loss"] == "smoothed"
     keys = jax.random.split(jax.random.key(1), RECORDS)
 
-    def step(run: Any, params: Any, state: Any, batch: Any, t: Any) -> Any:
-        def loss(params: Any, example: Any, *public: Any) -> Any:
+    def step(run, params, state, batch, t):
+        def loss(params, example, *public):
             x, y, key = example
             if cell["change"] == "masked":
                 x = x * jax.random.bernoulli(jax.random.fold_in(key, t), 0.8, x.shape)
