@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from flax import nnx
-from mfopt_cli.commands.data import _source
+from mfopt_cli.commands.data import _source, build
 from test_train_run import data, settings_for  # noqa: F401 (fixtures)
 from train_fixtures import synthetic_store
 from train_oracles import write_store
@@ -20,7 +20,11 @@ from mfopt.training.models.huggingface import load_pretrained
 from mfopt.training.prepare import preflight, prepare
 
 ROWS = [{"user": f"u{i % 3}", "text": f"words of {i}"} for i in range(50)]
-GIVEN = SimpleNamespace(kind="auto", user_column="user", text_column="text", records="file")
+
+
+def source_of(path):
+    with build.make_context("build", ["out", "--data", str(path)]) as context:
+        return _source(context.params["paths"], SimpleNamespace(**context.params))
 
 
 def read(source):
@@ -32,13 +36,13 @@ def test_packed_lines_are_lines(tmp_path):
     plain, packed = tmp_path / "a.jsonl", tmp_path / "a.jsonl.gz"
     plain.write_text(lines)
     packed.write_bytes(gzip.compress(lines.encode()))
-    first, second = (_source((str(path),), GIVEN) for path in (plain, packed))
+    first, second = map(source_of, (plain, packed))
     assert isinstance(second, sources.JsonLines)
     assert read(second) == read(first) == [(row["user"], row["text"]) for row in ROWS]
     assert list(second.read())[-1].done <= second.total() == packed.stat().st_size
     loud = tmp_path / "B.JSONL.GZ"
     shutil.copy(packed, loud)
-    assert read(_source((str(loud),), GIVEN)) == read(first)
+    assert read(source_of(loud)) == read(first)
     packed.write_bytes(packed.read_bytes()[:-20])
     with pytest.raises(UsageError, match="damaged"):
         read(second)

@@ -80,6 +80,10 @@ def _with_effect(command: click.Command, ctx: click.Context) -> None:
 class Command(click.Command):
     """A command that remembers the words it was given, for its messages."""
 
+    def get_short_help_str(self, limit: int = 1000) -> str:
+        """The whole first sentence of its help, which click would cut to a line."""
+        return super().get_short_help_str(1000)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[WORDS] = tuple(args)
         _once(self, ctx, args)

@@ -80,6 +80,8 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
 
     def add(self, users: Sequence[str], records: Sequence[np.ndarray]) -> None:
         """Append records: ``records[i]`` is a (length,) integer array of user ``users[i]``."""
+        if len(users) != len(records):
+            raise _check.reject("records", len(records), f"must be as many as users: {len(users)}")
         if not records:
             return
         tokens = np.concatenate(records)
