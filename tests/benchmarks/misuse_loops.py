@@ -709,7 +709,10 @@ def is_finite(tree):
 def outcome(loop):
     """What becomes of a loop: "ended", or what it is stopped by."""
     folder = Path.cwd()
-    with tempfile.TemporaryDirectory() as empty, warnings.catch_warnings():
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as empty,
+        warnings.catch_warnings(),
+    ):
         os.chdir(empty)
         warnings.simplefilter("ignore")
         try:
