@@ -8,6 +8,7 @@ from jax_privacy.matrix_factorization import sensitivity as jax_privacy
 
 from mfopt import strategies
 from mfopt.accounting import sensitivity
+from mfopt.errors import UsageError
 from mfopt.sampling import FixedOrder, MinSeparation, Owners
 
 
@@ -66,3 +67,16 @@ def test_sensitivity_of_owners_is_jax_privacys_where_it_has_the_pattern():
     counts = np.eye(24, dtype=int)[[0, 4, 8]].sum(0, keepdims=True)
     spaced = sensitivity(strategy, MinSeparation(24, 4, 3)).value
     assert sensitivity(strategy, counts).value == pytest.approx(spaced, rel=1e-9)
+
+
+@pytest.mark.parametrize("table", [5, [[]], [None], [1.5]])
+def test_what_names_no_owner_is_refused(table):
+    with pytest.raises(UsageError, match="owner"):
+        Owners(table)
+
+
+@pytest.mark.parametrize("batches", [5, [5], [[2]], [[-1]], [[True]]])
+def test_what_is_no_batch_of_examples_is_refused(batches):
+    with pytest.raises(UsageError, match="batches"):
+        Owners(["ann", "bob"]).participations(batches)
+    assert Owners(["ann", "bob"]).participations([]).shape == (0, 0)

@@ -96,7 +96,6 @@ STATE = UnitSampler(BallsInBins(3, 2), 9, 0).state_dict()
         (lambda: UnitSampler(BallsInBins(3, 2), 9, 0).part(0, 2).part(0, 2), "part itself"),
         (lambda: UnitSampler(BallsInBins(3, 2), 9)[6], "ends after 6"),
         (lambda: UnitSampler(BallsInBins(3, 2), 9)[-1], "step"),
-        (lambda: list(UnitSampler(BallsInBins(3, 2), 9).steps(0, 7)), "ends after 6"),
         (lambda: UnitSampler(FixedBatch(2, 9, 4), 8)[0], "9 units"),
         (lambda: UnitSampler(BallsInBins(3, 2), 9).padded(0), "microbatch"),
         (lambda: UnitSampler.from_state({}), "state_dict"),

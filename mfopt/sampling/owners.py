@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -30,8 +30,9 @@ class Owners:
       owners_of_example: name or number of the owner of each example, or a list of several.
     """
 
-    def __init__(self, owners_of_example: Sequence[Iterable[str | int]]) -> None:
-        self._owners = [_names(*item) for item in enumerate(owners_of_example)]
+    def __init__(self, owners_of_example: Collection[Iterable[str | int]]) -> None:
+        table = _check.kind("owners_of_example", owners_of_example, Collection)
+        self._owners = [_names(*item) for item in enumerate(table)]
 
     def bounded(self, limit: int) -> np.ndarray:
         """Numbers of the examples to keep, increasing: at most ``limit`` of each owner.
@@ -50,7 +51,7 @@ class Owners:
                 selected.append(example)
         return np.array(sorted(selected), dtype=np.int64)
 
-    def participations(self, batches: Sequence[Iterable[int]]) -> np.ndarray:
+    def participations(self, batches: Collection[Iterable[int]]) -> np.ndarray:
         """Number of an owner's examples in each batch, shape (patterns, iterations).
 
         A row for each pattern that an owner has, once. :func:`mfopt.accounting.sensitivity` gives
@@ -60,16 +61,17 @@ class Owners:
           batches: numbers of the examples of each iteration, which must not follow from the
             content; random ones are not amplified by this.
         """
+        _check.kind("batches", batches, Collection)
         steps: defaultdict[str, list[int]] = defaultdict(list)
         largest = len(self._owners) - 1
         for step, batch in enumerate(batches):
-            for example in batch:
+            for example in _check.kind("batches", batch, Iterable):
                 number = _check.integer("batches", example, at_least=0, at_most=largest)
                 for owner in self._owners[number]:
                     steps[owner].append(step)
         patterns = {*map(tuple, steps.values())}
         rows = [np.bincount(pattern, minlength=len(batches)) for pattern in patterns]
-        return np.reshape(rows, (-1, len(batches)))
+        return np.reshape(rows, (len(patterns), len(batches)))
 
 
 def _names(example: int, owners: Iterable[str | int]) -> frozenset[str]:

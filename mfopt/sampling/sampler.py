@@ -92,10 +92,9 @@ class UnitSampler:
     def __iter__(self) -> Iterator[np.ndarray]:
         return self.steps(0)
 
-    def steps(self, start: int, stop: int | None = None) -> Iterator[np.ndarray]:
-        """The batches of steps ``start`` .. ``stop`` - 1, to the last one if left out."""
-        stop = len(self) if stop is None else _check.integer("stop", stop, at_least=0)
-        for step in range(_check.integer("start", start, at_least=0), stop):
+    def steps(self, start: int) -> Iterator[np.ndarray]:
+        """The batches from step ``start`` to the last one."""
+        for step in range(_check.integer("start", start, at_least=0), len(self)):
             yield self[step]
 
     def padded(self, microbatch: int) -> Padded:
