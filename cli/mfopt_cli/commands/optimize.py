@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
     from mfopt.factorization import Factorization
     from mfopt.final_model import Schedule
     from mfopt.optimize import Search
+
+
+# iterations of an epoch up to which the host's CPU searches unless a device is named: a GPU was
+# measured to take longer for so many small steps (docs/faq.md)
+_SMALL = 128
 
 
 @options.command("optimize")
@@ -163,6 +170,8 @@ def command(arguments: SimpleNamespace) -> int:
       mfopt optimize --epochs 4 --iters 64 --eps 1 --sampling cyclic-poisson
     """
     started = time.perf_counter()
+    if arguments.iters <= _SMALL and "jax" not in sys.modules:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
     rates = mechanisms.schedule(arguments.schedule)
     forms = _forms_to_search(arguments)
     answers.say_doubt([questionable_delta(arguments.delta)])
