@@ -97,6 +97,8 @@ def test_filter_noise_follows_the_published_formula():
         lambda: moments.epsilon(1.0, 0.1, 0, 1e-5),
         lambda: moments.epsilon(1.0, 0.1, 10, 0.0),
         lambda: moments.epsilon(math.nan, 0.1, 10, 1e-5),
+        lambda: moments.fedavg(1.0, 0.1, 10),
+        lambda: moments.fedavg(1.0, 0.1, 10, delta=1e-5, epsilon_target=2.0),
     ],
 )
 def test_bad_arguments_are_refused(call):

@@ -184,13 +184,20 @@ def test_damage_is_found(on_disk, tmp_path):
     np.save(on_disk / "tokens.npy", tokens[::-1])
     with pytest.raises(UsageError, match="content_digest"):
         TokenStore.open(on_disk).verify()
+    np.save(on_disk / "tokens.npy", tokens + np.uint16(100))
+    with pytest.raises(UsageError, match="below 100"):
+        TokenStore.open(on_disk).verify()
     np.save(on_disk / "tokens.npy", tokens[:-1])
     with pytest.raises(UsageError, match="record_offsets"):
         TokenStore.open(on_disk)
     np.save(on_disk / "tokens.npy", tokens)
     np.save(on_disk / "record_offsets.npy", np.array([0, 5, 3]))
-    with pytest.raises(UsageError, match="content_digest"):
+    with pytest.raises(UsageError, match="decrease"):
         TokenStore.open(on_disk).verify()
+    false = TokenStore.open(on_disk)  # a digest that agrees says nothing of it
+    false.metadata["content_digest"] = false.digest
+    with pytest.raises(UsageError, match="decrease"):
+        false.verify()
     (on_disk / "tokens.npy").unlink()
     with pytest.raises(UsageError, match="missing"):
         TokenStore.open(on_disk)

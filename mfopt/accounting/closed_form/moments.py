@@ -75,6 +75,9 @@ def fedavg(
       rounds: T.
       delta, epsilon_target: δ and ε, or None to find the smallest.
     """
+    statement = (noise_scale, epsilon_target, delta)
+    if sum(value is not None for value in statement) != 2:
+        raise _check.reject("noise_scale, epsilon, delta", statement, "give exactly two of three")
     rounds = _check.integer("rounds", rounds)
     if delta is None:
         assert noise_scale is not None and epsilon_target is not None

@@ -238,7 +238,9 @@ def _log_normalizers(
     For l = first, …, shape (_ORDERS,), of a G of NumPy: nothing is compiled.
     """
     bins, orders = pattern.bins, first + np.arange(_ORDERS)
-    spikes, largest, beside = np.broadcast_to(spikes, bins), list[np.ndarray](), list[float]()
+    spikes = np.broadcast_to(spikes, bins)
+    largest: list[np.ndarray] = []
+    beside: list[float] = []
     for begin in range(0, bins, _ROWS):
         rows = pattern.gram[begin : begin + _ROWS] / pattern.sigma**2
         diagonal = np.arange(len(rows)), begin + np.arange(len(rows))

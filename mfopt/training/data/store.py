@@ -23,7 +23,7 @@ import functools
 import hashlib
 import json
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -54,10 +54,16 @@ def content_digest(tokens: np.ndarray, record_offsets: np.ndarray, user_offsets:
     digest = hashlib.sha256()
     for array in (tokens, record_offsets, user_offsets):
         digest.update(f"{array.dtype.str}{array.shape}".encode())
-        for begin in range(0, len(array), _CHUNK):  # of a map one is in memory at once
-            digest.update(np.ascontiguousarray(array[begin : begin + _CHUNK]).tobytes())
-            give_back(array)
+        for part in _chunks(array):
+            digest.update(np.ascontiguousarray(part).tobytes())
     return digest.hexdigest()
+
+
+def _chunks(array: np.ndarray, extra: int = 0) -> Iterator[np.ndarray]:
+    """Parts of an array, each with ``extra`` of the next; of a map one is in memory at once."""
+    for begin in range(0, len(array), _CHUNK):
+        yield array[begin : begin + _CHUNK + extra]
+        give_back(array)
 
 
 def give_back(array: object) -> None:
@@ -225,7 +231,17 @@ class TokenStore:
         return chunks
 
     def verify(self) -> None:
-        """Read everything once, and compare it with the content digest."""
+        """Read everything once: order of offsets, token range, content digest.
+
+        The digest alone says that a store is as it was written, not that its users are apart.
+        """
+        for name in ("record_offsets", "user_offsets"):
+            offsets = getattr(self, name)
+            if any(np.any(np.diff(part) < 0) for part in _chunks(offsets, extra=1)):
+                raise _check.reject(name, str(self.path), "must not decrease")
+        largest = max((int((part % CONTEXT).max()) for part in _chunks(self.tokens)), default=-1)
+        if largest >= self.vocab_size:
+            raise _check.reject("tokens", largest, f"must be below {self.vocab_size}")
         stated = self.metadata["content_digest"]
         if self.digest != stated:
             rule = f"metadata of {self.path} says {stated}: the data was changed or damaged"
