@@ -170,8 +170,12 @@ def epoch_ends(factorization: Factorization) -> EpochEnds | None:
     """Error at epochs' ends beside its lower bound, None where there is none."""
     from mfopt import floor
 
-    c = factorization
-    return floor.epoch_ends(c.workload, c.strategy, c.sampling, c.guarantee)
+    return floor.epoch_ends(
+        factorization.workload,
+        factorization.strategy,
+        factorization.sampling,
+        factorization.guarantee,
+    )
 
 
 def above_floor(factorization: Factorization) -> list[tuple[str, str]]:

@@ -460,7 +460,7 @@ def _compared(name: str, errors: JsonObject, best: Any, verdict: str) -> list[tu
     differences = [
         f"{size}: {100 * (error / errors[best] - 1):+.2f}% error"
         for size, error in errors.items()
-        if size != best
+        if best in errors and size != best
     ]
     return [(name, "; ".join([f"{best} {verdict}", *differences]))] if differences else []
 
