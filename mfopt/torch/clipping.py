@@ -148,7 +148,7 @@ class Examples:
                 outputs, gradients = self.forward(function, [x[company] for x in parts])
             # other ones in each row: what centres them would be lost in equal ones
             by_name = gradients([x.detach().sigmoid() for x in outputs])
-            each = [x.dense().values[:1] for k in self.trained for x in by_name[k]]
+            each = [x.dense(1).values for k in self.trained for x in by_name[k]]
             return each, [x[:1] for x in outputs]
 
         def state() -> probe.Contents:
@@ -208,8 +208,7 @@ class Examples:
             bounds = [per_example.norm_bounds(x) for _, x in joined if x]
             if not bounds:
                 return torch.zeros(0)
-            norm, rounding = (torch.stack(x).norm(dim=0) for x in zip(*bounds, strict=True))
-            norm = scale * (norm + rounding)
+            norm = scale * torch.stack(bounds).norm(dim=0)
             factor = _MARGIN * self.bound / norm.clamp(min=self.bound)
             factor = torch.where(torch.isfinite(norm), scale * factor, 0.0)
             for total, parts in joined:

@@ -36,14 +36,9 @@ class GradientRows:
     def __init__(self, gradients: torch.Tensor) -> None:
         self.values = gradients.reshape(len(gradients), -1)
 
-    def dense(self) -> GradientRows:
-        """The gradients themselves."""
-        return self
-
-    def norms(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Norm of each example's gradient, and what rounding may add to it later."""
-        length = norms(self.values)
-        return length, torch.zeros_like(length)
+    def dense(self, examples: int | None = None) -> GradientRows:
+        """The gradients themselves, of the first ``examples``."""
+        return GradientRows(self.values[:examples])
 
     def add_to(self, total: torch.Tensor, factor: torch.Tensor) -> None:
         """Add Σ factor[i] gradient[i] to ``total``; a factor of 0 leaves an example out.
@@ -91,14 +86,14 @@ class Products:
         pieces = zip(*(torch.split(x, count) for x in self._pair), strict=True)
         return torch.cat([norms((a.mT @ right).flatten(1)) for a, right in pieces])
 
-    def dense(self) -> GradientRows:
-        """The gradients themselves."""
+    def dense(self, examples: int | None = None) -> GradientRows:
+        """The gradients themselves, of the first ``examples``."""
+        left, right = self.left[:examples], self.right[:examples]
         if not self.is_indexed:
-            return GradientRows(self.left.mT @ self.right)
-        examples = len(self.left)
-        offsets = torch.arange(examples, device=self.left.device)[:, None] * self.height
+            return GradientRows(left.mT @ right)
+        offsets = torch.arange(len(left), device=left.device)[:, None] * self.height
         return GradientRows(
-            _scatter(self.left + offsets, self.right, examples * self.height).view(examples, -1)
+            _scatter(left + offsets, right, len(left) * self.height).view(len(left), -1)
         )
 
     def add_to(self, total: torch.Tensor, factor: torch.Tensor) -> None:
@@ -129,8 +124,8 @@ def merged(gradients: Sequence[Any]) -> Sequence[GradientRows | Products]:
     return joined
 
 
-def norm_bounds(gradients: Sequence[GradientRows | Products]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Norm of each example's gradient of one parameter, and what rounding may add to it later.
+def norm_bounds(gradients: Sequence[GradientRows | Products]) -> torch.Tensor:
+    """Norm of each example's gradient of one parameter, with what rounding may add to it later.
 
     By the cheaper of the inner products of all uses and the gradients themselves. The norm is
     rounded up: terms that cancel leave an error in proportion to what they were.
@@ -139,19 +134,19 @@ def norm_bounds(gradients: Sequence[GradientRows | Products]) -> tuple[torch.Ten
       gradients: not empty, as from :func:`merged`.
     """
     if isinstance(gradients[0], GradientRows):
-        return gradients[0].norms()
+        return norms(gradients[0].values)
     products: Any = gradients
     lengths = torch.stack([x.lengths() for x in products]).sum(0)
     uses = sum(x.left.shape[1] for x in products)
     if uses == 1:
-        return lengths, torch.zeros_like(lengths)
+        return lengths
     height, width = products[0].height, products[0].right.shape[2]
     is_dense = len(products) == 1 and not products[0].is_indexed
     if is_dense and uses * (height + width) > height * width:
-        return products[0].dense_norms(), _ROUNDING * lengths
+        return products[0].dense_norms() + _ROUNDING * lengths
     pairs = [(a, b) for i, a in enumerate(products) for b in products[i:]]
     squares = torch.stack([a.overlaps(b) * (1 if a is b else 2) for a, b in pairs]).sum(0)
-    return (squares.clamp(min=0) + _ROUNDING * lengths.square()).sqrt(), _ROUNDING * lengths
+    return (squares.clamp(min=0) + _ROUNDING * lengths.square()).sqrt() + _ROUNDING * lengths
 
 
 def norms(rows: torch.Tensor) -> torch.Tensor:

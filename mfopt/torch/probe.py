@@ -26,7 +26,7 @@ from mfopt.torch import checks
 RATE = 200  # steps of which one is probed, on average
 _TOLERANCE = 1e-3  # of the clip norm, or of an output: what rounding may change
 _VALUES = (int, float, complex, str, bytes, bytearray, np.generic, torch.dtype, torch.device)
-_OUTSIDE = (type, types.ModuleType, data.Dataset, data.DataLoader, torch.Generator)
+_OUTSIDE = (type, types.ModuleType, data.Dataset, data.DataLoader)
 _TRAINERS = ("lightning", "lightning_fabric", "pytorch_lightning")
 
 Contents = dict[str, object]
