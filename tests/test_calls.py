@@ -64,7 +64,6 @@ def test_what_was_once_a_traceback_is_bad_usage_in_one_line(line, places):
     [
         ("train FILE --data MISSING --out NEW", "--data MISSING: does not exist"),
         ("audit FOLDER", "RUN FOLDER: holds no config.toml"),
-        ("optimize --epochs 2 --iters 4 --eps 2 --out FOLDER", "--out FOLDER: must end in"),
         ("certify FILE --out FOLDER", "--out FOLDER: must end in"),
         (
             "data build NEW --data FOLDER --public A --public B --format folder --vocab-size 300",
@@ -75,9 +74,11 @@ def test_what_was_once_a_traceback_is_bad_usage_in_one_line(line, places):
             "data build NEW --data TEXT --format jsonl --tokenizer FOLDER/",
             "holds no tokenizer.json",
         ),
-        ("optimize --epochs 2 --iters 4 --eps 2 --out FILE", "--force replaces it"),
-        ("optimize --epochs 2 --iters 4 --eps 2 --out FILE", "--init FILE with either resumes"),
-        ("optimize --epochs 2 --iters 4 --eps 2 --out FILE", "mfopt certify FILE"),
+        (
+            "optimize --epochs 2 --iters 4 --eps 2 --out FILE",
+            "--force replaces it, --out names another. If its search was interrupted, `mfopt "
+            "certify FILE` certifies it, and --init FILE resumes from its C.",
+        ),
     ],
 )
 def test_a_refusal_names_what_was_typed_and_the_way_out(line, said, places):

@@ -183,7 +183,6 @@ BAD = {
     "--workload momentum --cooldown 5:2:0.1": "5:2:0.1: its stop 2 must be at least 6",
     "--strategy blt --init none.npz": "--init none.npz: is not a file",
     "--out none/one.npz": "does not exist",
-    "--out one.txt": ".npz",
 }
 
 
@@ -245,6 +244,12 @@ def test_a_file_that_is_something_else_is_called_so(tmp_path):
         assert code == 2 and f"{path}: {why}" in err
 
 
+def test_a_date_that_numpy_cannot_read_is_refused(optimized_file, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1e9")
+    code, output, err = run("show", optimized_file[0])
+    assert (code, output) == (2, "") and "SOURCE_DATE_EPOCH=1e9: must be" in err
+
+
 def test_a_file_that_ends_too_early_is_no_interrupt(optimized_file, monkeypatch):
     def load(path):
         raise EOFError("no data left in file")
@@ -296,19 +301,26 @@ def test_a_closed_stream_is_no_reason_to_fail(command, closed, code, optimized_f
 
 
 def test_help_and_bad_usage_wait_for_nothing_large():
-    """Help, and words that are refused, without JAX and SciPy's parts; one process for all."""
+    """Help, and words that are refused, without JAX and SciPy's parts; one process for all.
+
+    Nothing of it is changed for good.
+    """
+    optimize = ["optimize", "--epochs", "2", "--iters", "4", "--eps"]
     calls = [
         (["--help"], 0),
         (["optimize", "--help"], 0),
         (["optimize", "--epochs", "2"], 2),
-        (["optimize", "--epochs", "2", "--iters", "4", "--eps", "-2"], 2),
-        (["optimize", "--epochs", "2", "--iters", "4", "--eps", "2", "--strategy", "no"], 2),
+        ([*optimize, "-2"], 2),
+        ([*optimize, "2", "--strategy", "no"], 2),
+        ([*optimize, "2", "--out", "name"], 2),
         (["show", "no-such-file.npz"], 2),
         (["train", "--no-such-option"], 2),
         (["no-such-command"], 2),
     ]
     program = (
-        "import sys; from mfopt_cli.main import main\n"
+        "import gc, os, sys; from mfopt_cli.main import main\n"
+        "settings = lambda: (dict(os.environ), gc.get_threshold())\n"
+        "before = settings()\n"
         f"for words, code in {calls!r}:\n"
         "    found = 0\n"
         "    try: main(words)\n"
@@ -316,9 +328,11 @@ def test_help_and_bad_usage_wait_for_nothing_large():
         "    large = {'jax', 'scipy.linalg', 'scipy.special', 'scipy.optimize', 'scipy.stats',\n"
         "             'matplotlib', 'optax', 'torch'} & set(sys.modules)\n"
         "    assert (found or 0) == code and not large, (words, found, large)\n"
+        "    assert settings() == before\n"
     )
     done = ended("-c", program)
     assert done.returncode == 0, done.stderr
+    assert "--out name: must end in .npz" in done.stderr
     for name in COMMANDS:
         assert f"\n  {name} " in done.stdout
     assert "FILE no-such-file.npz: is not a file" in done.stderr

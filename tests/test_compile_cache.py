@@ -114,7 +114,7 @@ def test_what_a_killed_process_wrote_in_part_is_removed(fresh):
     [(128, {}, "cpu"), (129, {}, None), (4, {"JAX_PLATFORMS": "x"}, "x")],
 )
 def test_a_small_search_runs_on_the_cpu_unless_another_device_is_named(bins, chosen, platforms):
-    program = "import os, sys; from mfopt_cli.main import main\ntry: main()\n"
+    program = "import os, sys; from mfopt_cli.main import cli\ntry: cli()\n"
     program += "finally: print(os.environ.get('JAX_PLATFORMS'), 'jax' in sys.modules)"
     words = f"optimize --epochs 2 --iters {bins} --eps 2 --out /nowhere/x.npz".split()
     inherited = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}

@@ -86,6 +86,13 @@ def test_own_batches_take_the_scheme_of_lowest_error(monkeypatch):
     assert {o["schedule"] for o in requests} == {"linear"}
 
 
+def test_a_plan_that_is_interrupted_says_that_it_has_no_loop(monkeypatch, capsys):
+    monkeypatch.setattr(plan.optimize.command, "invoke", lambda context: 130)
+    words = ["--units", 100, "--loader", "shuffled", *SMALL]
+    assert "no loop is written" in failure(capsys, "plan", *words, code=130)
+    assert not list(Path().iterdir())
+
+
 def test_delta_unit_and_participations_are_the_callers(capsys):
     sizes = ["--units", 1000, "--loader", "federated", "--epochs", 4, "--batch-size", 250]
     stated = ["--delta", 3e-5, "--unit", "phone", "--max-participations", 2, "--separation", 3]
@@ -162,7 +169,7 @@ def test_every_loop_trains_at_every_schedule(framework, schedule):
     assert re.search(names.get(schedule, r"1\.0|constant_schedule"), loop)
     if framework not in ("numpy", "flower"):  # theirs is a server's, relative to the devices'
         assert "\nLEARNING_RATE = 0.1\n" in loop and loop.count("0.1") == 1
-        assert loop.count("LEARNING_RATE") == 2 and "costs privacy" in loop
+        assert "costs privacy" in loop
     exec(compile(loop, framework, "exec"), {"__file__": "mechanism.py"})
 
 

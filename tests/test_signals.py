@@ -119,16 +119,11 @@ def record():
     return stated(S.BandedToeplitz(np.array([1.0, 0.5])), SCHEME)
 
 
-def test_a_result_is_kept_beside_what_appeared_meanwhile(tmp_path):
-    path = tmp_path / "one.npz"
+def test_a_result_is_kept_beside_what_appeared_and_an_interrupt_comes_after(tmp_path, monkeypatch):
+    path, real = tmp_path / "one.npz", Factorization.save
     assert keep(record(), path) == path
     assert keep(record(), path) == tmp_path / "one-2.npz"
     assert keep(record(), path, force=True) == path
-    assert {mfopt.load(entry).digest for entry in tmp_path.iterdir()} == {record().digest}
-
-
-def test_an_interrupt_during_the_save_comes_after_it(tmp_path, monkeypatch):
-    real = Factorization.save
 
     def save(*args, **options):
         signal.raise_signal(signal.SIGINT)
@@ -136,5 +131,6 @@ def test_an_interrupt_during_the_save_comes_after_it(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Factorization, "save", save)
     with pytest.raises(KeyboardInterrupt):
-        keep(record(), tmp_path / "one.npz")
-    assert mfopt.load(tmp_path / "one.npz").digest == record().digest
+        keep(record(), tmp_path / "two.npz")
+    digests = {entry.name: mfopt.load(entry).digest for entry in tmp_path.iterdir()}
+    assert digests == dict.fromkeys(("one.npz", "one-2.npz", "two.npz"), record().digest)

@@ -192,7 +192,8 @@ def print_answers(results: list[Row], swept: str | None, title: str) -> None:
         display.table(title, _described(results[0]))
         return
     display.print_text(f"{title}; {_protects(results[0], swept)}", style="bold")
-    display.columns(*_table(results, swept))
+    names = list(dict.fromkeys([*([swept] if swept else []), *_ROUNDED_UP, "method", "status"]))
+    display.columns(names, [[_cell(row, name) for name in names] for row in results])
 
 
 def check_plot(path: Path, swept: str | None, force: bool) -> None:
@@ -243,12 +244,6 @@ def _lower_end(row: Row) -> str:
         return ""
     shown = words.round_up(-below, 6).removeprefix("-")  # towards 0
     return f"{_LABELS[solved].split()[-1]} = {shown}, proved for some data sets"
-
-
-def _table(results: Sequence[Row], swept: str | None) -> tuple[list[str], list[list[str]]]:
-    """Names of the columns and cells of several answers."""
-    names = list(dict.fromkeys([*([swept] if swept else []), *_ROUNDED_UP, "method", "status"]))
-    return names, [[_cell(row, name) for name in names] for row in results]
 
 
 def _protects(row: Row, swept: str | None = None) -> str:

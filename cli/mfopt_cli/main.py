@@ -79,6 +79,12 @@ def cli(no_compile_cache: bool) -> None:
     Tab completion: put this line into ~/.bashrc (zsh_source for ~/.zshrc; fish likewise):
       eval "$(_MFOPT_COMPLETE=bash_source mfopt)"
     """
+    stamp = os.environ.get("SOURCE_DATE_EPOCH", "0")
+    try:
+        int(stamp)  # as NumPy does when it is imported
+    except ValueError:
+        rule = "must be whole seconds since 1970; correct or unset it in the environment"
+        raise messages.Refused(f"SOURCE_DATE_EPOCH={stamp}: {rule}.") from None
     if not no_compile_cache:
         compile_cache.switch_on()
 
@@ -90,6 +96,7 @@ def main(arguments: list[str] | None = None) -> object:
     after Ctrl-C, 143 after SIGTERM; a result that was kept in spite of it is no full one, so that
     ``mfopt optimize ... && mfopt train ...`` stops).
     """
+    threshold, variables = gc.get_threshold(), set(os.environ)
     _open_streams()
     display.speak_plainly()
     messages.COMPLETE.clear()
@@ -110,6 +117,10 @@ def main(arguments: list[str] | None = None) -> object:
         saved = "".join(f"; {path} is complete" for path in messages.COMPLETE)
         click.echo(f"mfopt: standard output: {error.strerror}{saved}", err=True)
         sys.exit(1)
+    finally:  # for a program that calls this within itself
+        gc.set_threshold(*threshold)
+        for name in set(os.environ) - variables:
+            del os.environ[name]
     if isinstance(code, int) and code:
         sys.exit(code)
     return code

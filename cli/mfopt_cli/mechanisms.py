@@ -88,6 +88,13 @@ def typed() -> str:
     return " ".join(["mfopt", *sys.argv[1:]])
 
 
+def check_output(path: Path, *, force: bool) -> None:
+    """Refuse an output before JAX is imported, where no factorization could be written there."""
+    from mfopt._runtime import _files
+
+    _files.check_output(path, force=force, name="out", suffixes=(".npz",))
+
+
 def keep(factorization: Factorization, path: Path, *, force: bool) -> Path:
     """Save a finished result, elsewhere if need be; return where, and say so if it is elsewhere."""
     from mfopt.factorization import keep
@@ -107,12 +114,12 @@ def prove(
     arguments: SimpleNamespace, prover: Callable[..., Factorization]
 ) -> tuple[Factorization, Path | None]:
     """(what ``mfopt.certify`` or ``calibrate`` proves about the C of a file, where it is saved)."""
+    if arguments.out is not None:
+        check_output(arguments.out, force=arguments.force)
     from mfopt.accounting import Effort
-    from mfopt.factorization import check_output, load
+    from mfopt.factorization import load
 
     factorization = load(arguments.path)
-    if arguments.out is not None:
-        check_output(arguments.out, force=arguments.force, name="out")
     goal = {name: getattr(arguments, name) for name in ("epsilon", "delta")}
     effort = Effort(arguments.certify_samples, arguments.seed, certificate=arguments.certificate)
     with Live(not arguments.quiet and not arguments.as_json, COMPILING) as live:
@@ -130,12 +137,13 @@ def draw(
     write: Callable[[Factorization, Path], object],
 ) -> None:
     """Write a picture of a file to ``--out``, or beside it with the first of ``suffixes``."""
-    from mfopt._runtime._files import check_output
+    from mfopt._runtime import _files
+
+    target = arguments.out or arguments.path.with_suffix(suffixes[0])
+    _files.check_output(target, force=arguments.force, name="out", suffixes=suffixes)
     from mfopt.factorization import load
 
     factorization = load(arguments.path)
-    target = arguments.out or arguments.path.with_suffix(suffixes[0])
-    check_output(target, force=arguments.force, name="out", suffixes=suffixes)
     write(factorization, target)
     if arguments.as_json:
         display.json_object({"path": str(target)})

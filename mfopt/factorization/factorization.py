@@ -236,7 +236,7 @@ class Factorization:
           FailureError: what was written does not load; nothing is saved.
         """
         path = _check.path("path", path)
-        check_output(path, force=force)
+        _files.check_output(path, force=force, suffixes=(".npz",))
         arrays, metadata = _contents(self)
         metadata["digest"] = content_digest(metadata, arrays)
         text = np.array(json.dumps(metadata, sort_keys=True, allow_nan=False))
@@ -254,11 +254,6 @@ class Factorization:
             )
         except FileExistsError:
             raise _check.reject("path", str(path), "appeared meanwhile", _files.EXISTS) from None
-
-
-def check_output(path: Path, *, force: bool, name: str = "path") -> None:
-    """Raise :class:`UsageError` now, rather than after the work, if ``path`` cannot be written."""
-    _files.check_output(path, force=force, name=name, suffixes=(".npz",))
 
 
 def keep(factorization: Factorization, path: Path, *, force: bool = False) -> Path:

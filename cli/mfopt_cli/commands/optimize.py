@@ -172,6 +172,8 @@ def command(arguments: SimpleNamespace) -> int:
     started = time.perf_counter()
     if arguments.iters <= _SMALL and "jax" not in sys.modules:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if arguments.out:
+        _check_free(arguments.out, arguments.force)
     rates = mechanisms.schedule(arguments.schedule)
     forms = _forms_to_search(arguments)
     answers.say_doubt([questionable_delta(arguments.delta)])
@@ -181,10 +183,8 @@ def command(arguments: SimpleNamespace) -> int:
             f"mfopt-{form}-{arguments.epochs}x{arguments.iters}-eps{arguments.epsilon:g}.npz"
         )
 
-    searches_one_kind = forms[0] not in ("auto", f"memory{arguments.memory}")
-    for form in forms[: 1 if arguments.out else None]:
-        may_resume = searches_one_kind and not arguments.init
-        _check_free(named_after(form), arguments.force, form if may_resume else None)
+    for form in forms:
+        _check_free(named_after(form), arguments.force)
     factorization = _made(arguments, rates)
     target = named_after(_kept(factorization) if len(forms) > 1 else forms[0])
     path = mechanisms.keep(factorization, target, force=arguments.force)
@@ -283,26 +283,18 @@ def _search(arguments: SimpleNamespace) -> Search:
     return Search(init=load(arguments.init).strategy if arguments.init else None, **settings)
 
 
-def _check_free(path: Path, force: bool, searched: str | None) -> None:
-    """Refuse to overwrite a file, and say how to resume the search that left it there.
-
-    ``searched``: the form of C, where the file could be begun with.
-    """
+def _check_free(path: Path, force: bool) -> None:
+    """Refuse to overwrite a file, and say how to resume the search that left it there."""
     from mfopt._runtime import _files
-    from mfopt.factorization import check_output
 
     try:
-        check_output(path, force=force, name="out")
+        mechanisms.check_output(path, force=force)
     except UsageError as problem:
         if problem.way_out != _files.EXISTS or not path.is_file():
             raise
-        from mfopt.optimize import kinds
-
-        way_out = "`force=True` replaces it, `out` names another"
-        if searched in kinds.names():
-            way_out += f"; `init={path}` with either resumes from its C"
-        unproved = f"`mfopt certify {path}` certifies an interrupted search."
-        raise _check.reject("out", str(path), problem.rule, f"{way_out}. {unproved}") from None
+        way_out = "`force=True` replaces it, `out` names another. If its search was interrupted, "
+        way_out += f"`mfopt certify {path}` certifies it, and `init={path}` resumes from its C."
+        raise _check.reject("out", str(path), problem.rule, way_out) from None
 
 
 def _with_values(live: Live, objective: str | None) -> Report:

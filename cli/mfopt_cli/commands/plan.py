@@ -21,15 +21,21 @@ from mfopt_cli.commands import optimize
 from mfopt_cli.options import COUNT, Count, option
 
 _LOOPS = Path(__file__).parent.parent / "loops"
-_LINEAR = {"torch": "lambda step: 1 - step / n", "optax": "optax.linear_schedule(0.1, 0.0, n)"}
+_LINEAR = {
+    "torch": "lambda step: 1 - step / n",
+    "optax": "optax.linear_schedule(LEARNING_RATE, 0.0, n)",
+}
 # learning-rate schedule -> what stands in a loop in place of a linear decay
 _RATES = {
     "linear": _LINEAR,
     "cosine": {
         "torch": "lambda step: (1 + math.cos(math.pi * step / n)) / 2",
-        "optax": "optax.cosine_decay_schedule(0.1, n)",
+        "optax": "optax.cosine_decay_schedule(LEARNING_RATE, n)",
     },
-    "constant": {"torch": "lambda step: 1.0", "optax": "optax.constant_schedule(0.1)"},
+    "constant": {
+        "torch": "lambda step: 1.0",
+        "optax": "optax.constant_schedule(LEARNING_RATE)",
+    },
 }
 _WHY = {
     "own": "batches come from the file's sampler, which may draw in the way with the lowest error",
@@ -56,12 +62,9 @@ _QUESTIONS = {
 _HEADING = """# Put your own in place of what stands in here: the data (one entry for each
 # {unit}, with all that it contributed; {units:,} in all), the model, the loss and the
 # learning rate. Leave the rest: the guarantee is about the batches of this file, whose sizes vary.
-"""
-_LEARNING_RATE = """
-# A guess, to be tuned: at clip norm 1 the best one may lie far above. Tune it on public data: a run
-# on the private data costs privacy, also if its model is not used (docs/sharp-edges.md, Tuning).
-LEARNING_RATE = 0.1
-
+# The learning rate is a guess: at clip norm 1 the best one may lie far above. Tune it on public
+# data: a run on the private data costs privacy, also if its model is not used
+# (docs/sharp-edges.md, Tuning).
 """
 _BATCH = 256  # default, where there are as many units
 
@@ -162,10 +165,9 @@ def command(arguments: SimpleNamespace) -> int:
     _ask(arguments)
     plan = _choose(arguments)
     answers.say_doubt([questionable_delta(plan.delta, arguments.units)])
-    from mfopt import factorization
     from mfopt._runtime import _files
 
-    factorization.check_output(arguments.out, force=arguments.force, name="out")
+    mechanisms.check_output(arguments.out, force=arguments.force)
     loop = arguments.out.with_suffix(".py")
     if loop.stem in {"flwr", "jax", "mfopt", "numpy", "optax", "torch", *sys.stdlib_module_names}:
         rule = f"its loop, {loop.name}, would hide the module of that name"
@@ -178,12 +180,7 @@ def command(arguments: SimpleNamespace) -> int:
             ("protects", f"one {plan.unit}, of {arguments.units:,}"),
             ("δ", f"{words.delta(plan.delta)}; N·δ = {plan.delta * arguments.units:.2g}"),
             ("command", line),
-            (
-                "takes",
-                "about two minutes of a core for 10 epochs of 234 batches, longer for more"
-                if arguments.loader == "own"
-                else "seconds",
-            ),
+            ("takes", "minutes" if arguments.loader == "own" else "seconds"),
         ]
         display.table("Plan", rows)
     if not (arguments.yes or click.confirm("Search now?", default=True, err=True)):
@@ -192,6 +189,7 @@ def command(arguments: SimpleNamespace) -> int:
     with optimize.command.make_context("mfopt optimize", [*plan.command, *quiet]) as context:
         code = optimize.command.invoke(context)
     if code:
+        click.echo("mfopt: no loop is written, since `mfopt plan` did not end.", err=True)
         return int(code)
     _files.write(loop, plan.loop, force=arguments.force)
     if arguments.as_json:
@@ -336,8 +334,6 @@ def _loop(arguments: SimpleNamespace) -> str:
     if "math." in text:
         text = f"import math\n\n{text}"
     text = f"from pathlib import Path\n\n{text}"
-    if "0.1" in text:
-        text = _LEARNING_RATE + text.replace("0.1", "LEARNING_RATE")
     return text.replace('"mechanism.npz"', f"Path(__file__).with_name({arguments.out.name!r})")
 
 
