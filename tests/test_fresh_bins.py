@@ -11,6 +11,7 @@ import pytest
 from scipy.special import logsumexp
 from selection import before_release
 from test_likelihoods import banded, modes_of
+from test_strategies import EVERY_KIND, every_strategy
 
 from mfopt._runtime._float64 import float64
 from mfopt.accounting import Mechanism, account
@@ -238,31 +239,17 @@ def test_so_much_noise_that_no_amplification_gives_zero_is_answered_without_samp
     assert guarantee.epsilon == 0 and guarantee.status == "bound"
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        Banded.from_dense(banded(12, 3), 3),
-        BandedToeplitz(np.array([1.0, 0.5, 0.2])),
-        TimeScaled(
-            BandedToeplitz(np.array([1.0, 0.5])), np.linspace(1, 2, 12), np.linspace(2, 1, 12)
-        ),
-        BLT(np.array([0.4]), np.array([0.6])),
-    ],
-)
-def test_columns_of_a_strategy_are_those_of_its_matrix(strategy):
-    n = 12
-    bands = strategy.most_bands(n)
-    assert strategy.column_bands(n) <= bands <= n
-    dense, columns = (
-        np.asarray(strategy.materialize(n)),
-        np.asarray(strategy.banded_columns(n, bands)),
-    )
-    expected = np.array(
-        [[dense[j + d, j] if j + d < n else 0 for j in range(n)] for d in range(bands)]
-    )
-    np.testing.assert_allclose(columns, expected, atol=1e-15)
-    factor = float64(lambda: band.factor(band.gram(jnp.asarray(columns))))()
-    np.testing.assert_allclose(factor, columns, atol=1e-7)
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_columns_of_a_strategy_are_those_of_its_matrix(kind):
+    n, strategy = 12, every_strategy(12)[kind]
+    dense, most = strategy.materialize(n), strategy.most_bands(n)
+    assert strategy.column_bands(n) <= most <= n
+    for bands in (3, most):
+        columns = np.asarray(strategy.banded_columns(n, bands))
+        expected = [np.pad(np.diagonal(dense, -d), (0, d)) for d in range(bands)]
+        np.testing.assert_allclose(columns, expected, atol=1e-15)
+        factor = float64(lambda: band.factor(band.gram(jnp.asarray(columns))))()  # noqa: B023
+        np.testing.assert_allclose(factor, columns, atol=1e-7)
 
 
 def test_the_audits_attack_is_the_likelihood_ratio():

@@ -67,7 +67,7 @@ WORK = {
 
 
 @functools.cache
-def default_handlers(work):
+def by_default(work):
     return jax.device_get(WORK[work]())
 
 
@@ -83,7 +83,7 @@ def default_handlers(work):
     ],
 )
 def test_a_setting_of_the_host_program_is_its_own(setting, work):
-    expected = default_handlers(work)
+    expected = by_default(work)
     jax.clear_caches()  # else nothing is traced
     with SETTINGS[setting]():
         actual = WORK[work]()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from mfopt.experiments import comparison, plots
 from mfopt.experiments.comparison import DEFAULT_BASELINE, Z95, Row
 from mfopt.experiments.families import Comparison
-from mfopt.experiments.plots import EVERY, Curve, Panel, around
+from mfopt.experiments.plots import Curve, Panel, around
 from mfopt.experiments.recommendation import TIE
 
 MOST_CURVES = 8
@@ -140,7 +140,6 @@ def write(
     rows: Sequence[Row],
     sizes: Sequence[Row],
     baseline: str | None = DEFAULT_BASELINE,
-    kinds: Collection[str] = EVERY,
 ) -> list[Path]:
     """STEM.csv, .json and plots of RMSE and memory.
 
@@ -152,7 +151,6 @@ def write(
       rows: the rows to show, one for each family and ε.
       sizes: rows of every size that was tried.
       baseline: family that improvements are over; None for none.
-      kinds: suffixes of the files that are wanted.
     """
     texts = {
         ".csv": comparison.csv_text(rows, baseline),
@@ -163,4 +161,4 @@ def write(
         "-rmse": _error_figure(setting, rows, baseline),
         "-memory": memory_figure(setting, sizes),
     }
-    return plots.write_files(stem, texts, drawn, kinds)
+    return plots.write_files(stem, texts, drawn)

@@ -207,9 +207,9 @@ class Users:
     >>> users = Users(["ann", "bob", "ann", "cy", "ann"])
     >>> users.population
     3
-    >>> records, owner = users.records([0, 2], most=2)  # of ann and cy
+    >>> records, owner = users.records([0, 2])  # of ann and cy
     >>> records.tolist(), owner.tolist()
-    ([0, 2, 3], [0, 0, 1])
+    ([0, 2, 4, 3], [0, 0, 0, 1])
 
     Args:
       user_of_record: the user of each record, shape (records,): names or numbers.
@@ -236,20 +236,17 @@ class Users:
         """Number of users."""
         return len(self.names)
 
-    def records(
-        self, units: ArrayLike, *, most: int | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def records(self, units: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """(records, owner) of the users ``units``, both of shape (m,).
 
-        ``records`` are numbers of records, in their order for each user, the first ``most`` only
-        where given; ``owner[i]`` is the place in ``units`` of the user of ``records[i]``. Sum the
-        gradients by owner, clip each sum (or mean), and add: a user's contribution is then bounded
-        by one clip norm, whatever the number of records.
+        ``records`` are numbers of records, in their order for each user; ``owner[i]`` is the place
+        in ``units`` of the user of ``records[i]``. Sum the gradients by owner, clip each sum (or
+        mean), and add: a user's contribution is then bounded by one clip norm, whatever the number
+        of records.
         """
         units = np.asarray(units, dtype=np.int64)
         if units.size and not (units.min() >= 0 and units.max() < self.population):
             raise _check.reject("units", units.tolist(), f"there are {self.population} users")
-        limit = None if most is None else _check.integer("most", most)
-        by_unit = [self._order[self._border[u] : self._border[u + 1]][:limit] for u in units]
+        by_unit = [self._order[self._border[u] : self._border[u + 1]] for u in units]
         owner = np.repeat(np.arange(len(units)), [len(part) for part in by_unit])
         return np.concatenate([np.zeros(0, np.int64), *by_unit]).astype(np.int64), owner

@@ -94,11 +94,9 @@ def parameter(*, dimensions: int, default: object = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={_ROLE: Parameter(dimensions)})
 
 
-def setting(
-    *, check: Callable[[str, Any], object] = _check.integer, default: object = dataclasses.MISSING
-) -> Any:
+def setting(*, check: Callable[[str, Any], object] = _check.integer) -> Any:
     """A field that is a whole number >= 1, or whatever ``check(name, value)`` lets through."""
-    return dataclasses.field(default=default, metadata={_ROLE: Setting(check), **STATIC})
+    return dataclasses.field(metadata={_ROLE: Setting(check), **STATIC})
 
 
 def inner() -> Any:
