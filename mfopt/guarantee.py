@@ -10,7 +10,6 @@ from typing import Any, Literal, get_args
 from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
 from mfopt.sampling import Adjacency
-from mfopt.words import delta as delta_in_words
 from mfopt.words import round_up
 
 Status = Literal["exact", "certified", "bound", "estimate"]
@@ -208,7 +207,7 @@ class Guarantee:
 
     def __str__(self) -> str:
         """One-line statement; ε, δ and σ rounded up."""
-        sigma = round_up(self.noise_multiplier, 6)
+        sigma = round_up(self.noise_multiplier)
         return f"{self.claim}, {self.status} by {self.method}, noise multiplier {sigma}"
 
     @property
@@ -216,6 +215,6 @@ class Guarantee:
         """What is claimed, without who proved it; ε and δ rounded up."""
         group = f" (groups of {self.group_size})" if self.group_size > 1 else ""
         return (
-            f"({round_up(self.epsilon, 6)}, {delta_in_words(self.delta)})-DP per "
+            f"({round_up(self.epsilon)}, {round_up(self.delta)})-DP per "
             f"{self.privacy_unit}{group}, {self.adjacency} adjacency"
         )

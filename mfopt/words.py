@@ -16,26 +16,19 @@ STATUS = {
 }
 
 
-def round_up(value: float, digits: int = 5) -> str:
+def round_up(value: float, digits: int = 6) -> str:
     """``value`` with ``digits`` significant digits, rounded away from zero: for σ, ε, δ.
 
-    >>> round_up(2.0000001), round_up(1e-5)
-    ('2.0001', '1e-05')
+    One below 1 that would be 1 (a δ) is written in full.
+
+    >>> round_up(2.0000001), round_up(1e-5), round_up(0.9999999)
+    ('2.00001', '1e-05', '0.9999999')
     """
     if value == 0 or not math.isfinite(value):
         return str(value)
     unit = 10.0 ** (math.floor(math.log10(abs(value))) - digits + 1)
     shown = f"{math.ceil(value / unit * (1 - 1e-12)) * unit:.{digits}g}"
-    return shown if float(shown) >= value else f"{float(shown) + unit:.{digits}g}"
-
-
-def delta(value: float, digits: int = 6) -> str:
-    """A δ rounded up, and in full where that would be 1.
-
-    >>> delta(1e-5), delta(0.9999999)
-    ('1e-05', '0.9999999')
-    """
-    shown = round_up(value, digits)
+    shown = shown if float(shown) >= value else f"{float(shown) + unit:.{digits}g}"
     return repr(value) if value < 1 <= float(shown) else shown
 
 

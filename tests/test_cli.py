@@ -273,6 +273,8 @@ def test_an_audit_without_an_upper_bound_says_so_and_is_json():
     assert code == 0 and parsed["noise_multiplier_highest"] is None
     code, output, _ = run(*words)
     assert code == 0 and "no upper bound" in output and "inf" not in output
+    claimed = float(re.search(r"multiplier ([\d.]+)", output)[1])
+    assert claimed >= parsed["noise_multiplier_claimed"]
 
 
 def test_one_printer_writes_all_json(capsys):

@@ -56,7 +56,7 @@ def test_every_number_is_the_guarantees():
         said = re.search(r"ε = ([\d.]+): .* at most ([\d.,]+) times", text)
         assert float(said[1]) >= epsilon
         assert float(said[2].replace(",", "")) >= math.exp(epsilon)
-        assert f"δ = {words.delta(delta)}" in text and facts["digest"] in text
+        assert f"δ = {words.round_up(delta)}" in text and facts["digest"] in text
         for alpha, rate in zip(statement.FALSE_POSITIVE_RATES, page.rates, strict=True):
             allowed = min(
                 delta + math.exp(epsilon) * alpha,

@@ -81,21 +81,13 @@ def test_no_position_sees_a_later_one_and_padding_is_unseen(pretrained, recorded
 
 
 @pytest.mark.release
-def test_bfloat16_and_recomputation(pretrained, recorded):
+def test_bfloat16(pretrained, recorded):
     whole = np.ones(recorded["tokens"].shape, bool)
     exact = all_losses(pretrained, recorded["tokens"], whole)
     half = load_pretrained(REFERENCE, compute_dtype="bfloat16")
     rounded = all_losses(half, recorded["tokens"], whole)
     assert jax.tree.leaves(half.params)[0].dtype == jnp.float32
     assert 0 < np.abs(rounded - exact).max() < 0.1
-    lean = load_pretrained(REFERENCE, remat=True)
-    arguments = (jnp.asarray(recorded["tokens"][0], jnp.int32), jnp.asarray(whole[0]))
-    for leaf, two in zip(
-        jax.tree.leaves(jax.jit(jax.grad(lean.loss))(lean.params, (), *arguments)),
-        jax.tree.leaves(jax.jit(jax.grad(pretrained.loss))(pretrained.params, (), *arguments)),
-        strict=True,
-    ):
-        np.testing.assert_allclose(leaf, two, atol=1e-5)
 
 
 @pytest.mark.ci

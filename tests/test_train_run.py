@@ -416,7 +416,7 @@ def test_every_algorithm_runs(data, tmp_path, changes):
 
 
 def test_settings_round_trip_and_refuse_what_is_unknown(tmp_path):
-    settings = TrainConfig(**POISSON, records_per_user=3, remat=True, output="a b")
+    settings = TrainConfig(**POISSON, records_per_user=3, private_metrics=False, output="a b")
     path = tmp_path / "c.toml"
     path.write_text(settings.to_toml())
     assert config.load(path) == settings

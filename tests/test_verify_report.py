@@ -1,6 +1,7 @@
 """A privacy report in other hands: what follows from it is computed again."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -166,6 +167,8 @@ def test_the_command_line(data, tmp_path):  # noqa: F811
     said = runner.invoke(command, [str(path)], catch_exceptions=False)
     assert "not verifiable" in said.stdout
     assert "computed here" in said.stdout and "told by the report" in said.stdout
+    sigmas = re.findall(r"(?:noise multiplier +|σ = )([\d.]+)", said.stdout)
+    assert sigmas and min(map(float, sigmas)) >= facts["noise_multiplier"]
     printed = json.loads(runner.invoke(command, [str(path), "--json"]).stdout)
     assert printed["holds"] and len(printed["checks"]) > 10
     for name, exit_code in (("train", 0), ("train: all is covered", 1)):  # as JSON is printed

@@ -242,7 +242,7 @@ def _lower_end(row: Row) -> str:
     solved = next((name for name in _ROUNDED_UP if row[name] == above), None)
     if row["status"] not in ("bound", "certified") or not 0 < below < above or solved is None:
         return ""
-    shown = words.round_up(-below, 6).removeprefix("-")  # towards 0
+    shown = words.round_up(-below).removeprefix("-")  # towards 0
     return f"{_LABELS[solved].split()[-1]} = {shown}, proved for some data sets"
 
 
@@ -263,7 +263,7 @@ def _cell(row: Row, name: str) -> str:
 
 
 def _up(value: float) -> str:
-    return "beyond numerical range" if math.isinf(value) else words.round_up(value, 6)
+    return "beyond numerical range" if math.isinf(value) else words.round_up(value)
 
 
 def status(row: Row) -> str:

@@ -87,7 +87,7 @@ def page(factorization: Factorization, name: str = "mechanism.npz") -> str:
         ("RMSE of the queries", f"{factorization.rmse:.5g} clip norms, per coordinate"),
         ("largest error of a query", f"{factorization.max_error:.5g} clip norms"),
         ("workload", words.described(factorization.workload.describe())),
-        ("noise multiplier σ", f"{words.round_up(sigma, 6)} × clip norm"),
+        ("noise multiplier σ", f"{words.round_up(sigma)} × clip norm"),
         ("noise", cost),
     ]
     drawings = mechanism_plot.separate_figures(factorization)
@@ -118,7 +118,7 @@ def _guarantee(factorization: Factorization) -> str:
         proof = f"yes (that the unit is one {unit} is its maker's word)"
     return facts(
         [
-            ("ε, δ", f"{words.round_up(stated.epsilon, 6)}, {words.delta(stated.delta)}"),
+            ("ε, δ", f"{words.round_up(stated.epsilon)}, {words.round_up(stated.delta)}"),
             ("for", protected),
             ("status", f"{stated.status}: {words.STATUS[stated.status]}"),
             ("method", stated.method),

@@ -180,7 +180,7 @@ def of_report(report: JsonObject, units: int | None = None) -> Statement:
             f"Steps taken: {done:,}, of the {covered:,} that the statement covers.",
             f"Data: {population:,} {sampled}s, of which every step draws some.",
             f"Clip norm {clip_norm:g}; noise multiplier "
-            f"{words.round_up(guarantee.noise_multiplier, 6)}.",
+            f"{words.round_up(guarantee.noise_multiplier)}.",
             *(f"Warning: {_check.printable(str(warning))}." for warning in report["warnings"]),
         )
         facts = {"digest": str(report["mechanism_digest"]), "steps_done": done}
@@ -349,17 +349,17 @@ def _strength(guarantee: Guarantee, unit: str, units: int | None) -> tuple[Part,
         published += ", which is not far below." if delta * units >= _FAR_BELOW else "."
     return (
         (
-            f"ε = {words.round_up(epsilon, 6)}: whatever is released is, but for a probability of "
+            f"ε = {words.round_up(epsilon)}: whatever is released is, but for a probability of "
             f"δ, at most {_times(factor)} times (e to the power ε) as likely with one of the two "
             "data sets as with the other, and the odds of what is suspected beforehand grow at "
             "most by that factor. 0 would be perfect; the smaller, the stronger. Ponomareva et al. "
             "(2023, How to DP-fy ML) call 1 or less strong, 10 or less reasonable, more weak: a "
             "convention of researchers, no judgement of law or ethics. The table below is what it "
             "allows.",
-            f"δ = {words.delta(delta)}: with this probability nothing is promised. A program that "
-            "publishes the data of everybody with this probability is within it, and so is one "
-            f"that publishes each {unit} with this probability, on average δ times their number. "
-            f"That number must be far below 1.{published}",
+            f"δ = {words.round_up(delta)}: with this probability nothing is promised. A program "
+            "that publishes the data of everybody with this probability is within it, and so is "
+            f"one that publishes each {unit} with this probability, on average δ times their "
+            f"number. That number must be far below 1.{published}",
         ),
     )
 

@@ -109,7 +109,7 @@ class Factorization:
         rows = [
             ("guarantee", str(self.guarantee)),
             *self.mechanism.rows(),
-            ("noise multiplier σ", f"{round_up(self.noise_multiplier, 6)} clip norms"),
+            ("noise multiplier σ", f"{round_up(self.noise_multiplier)} clip norms"),
             ("RMSE", f"{self.rmse:.6g} clip norms, per coordinate"),
             ("final-model error", f"{self.final_model_error:.6g}"),
         ]

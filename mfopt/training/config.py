@@ -193,7 +193,6 @@ class TrainConfig:
     compute_dtype: str = _model(
         "float32", "Data type of activations.", choices=("float32", "bfloat16")
     )
-    remat: bool = _model(False, "Recompute blocks in the backward pass.")
     pretrain_steps: int = _pretraining(0, "Steps on the public part first, without privacy.")
     pretrain_rate: float = _pretraining(3e-3, "Learning rate (AdamW, cosine).")
     output: str = _run("run", "Folder of the run.")

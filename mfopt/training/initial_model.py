@@ -110,7 +110,7 @@ def _gpt2(
 def _shape(config: TrainConfig, vocab_size: int, source: str) -> DecoderConfig:
     sizes = (vocab_size, config.length, config.width, config.layers, config.heads)
     shape = read_config(source) if source else gpt2_config(*sizes)
-    return dataclasses.replace(shape, compute_dtype=config.compute_dtype, remat=config.remat)
+    return dataclasses.replace(shape, compute_dtype=config.compute_dtype)
 
 
 def _lora(config: TrainConfig) -> LoRAConfig | None:

@@ -24,7 +24,6 @@ from mfopt.training.clipping import NoClipping
 from mfopt.training.loop import Execution
 from mfopt.training.optimizers import fitting_rate
 from mfopt.training.units import Units
-from mfopt.words import delta as delta_in_words
 from mfopt.words import described, round_up
 from mfopt.workloads import PrefixSums, ToeplitzWorkload
 
@@ -317,8 +316,8 @@ def report_rows(facts: JsonObject) -> list[tuple[str, str]]:
     guarantee, sizes = facts["guarantee"], facts["noise_against_signal"]
     scheme = facts["sampling"]["scheme"]
     details = ", ".join(f"{name} {value}" for name, value in scheme.items() if name != "kind")
-    epsilon, delta = round_up(guarantee["epsilon"], 6), delta_in_words(guarantee["delta"])
-    multiplier = f"{round_up(facts['noise_multiplier'], 6)} ({facts['noise_multiplier_unit']})"
+    epsilon, delta = round_up(guarantee["epsilon"]), round_up(guarantee["delta"])
+    multiplier = f"{round_up(facts['noise_multiplier'])} ({facts['noise_multiplier_unit']})"
     in_a_step = f"norm {sizes['noise_norm']:.4g} over {facts['parameters']} parameters; largest "
     in_a_step += f"possible signal norm: {sizes['largest_signal_norm']:.4g}"
     rows = [
@@ -343,9 +342,7 @@ def report_rows(facts: JsonObject) -> list[tuple[str, str]]:
         rows.append(("contribution", words))
     extra = guarantee["details"]
     if "runs" in extra:
-        single = [
-            f"({round_up(x['epsilon'], 6)}, {delta_in_words(x['delta'])})" for x in extra["runs"]
-        ]
+        single = [f"({round_up(x['epsilon'])}, {round_up(x['delta'])})" for x in extra["runs"]]
         words = f"runs of {' and '.join(single)}, the last of them this one"
         rows.append(("composed of", f"{words}; a user may be in the data of all"))
     if "noise" in facts:

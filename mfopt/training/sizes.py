@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from mfopt._runtime import _check, _sizes
 from mfopt._runtime._types import PyTree
@@ -21,7 +19,6 @@ from mfopt.training.models import Model
 _BASE = 2**29  # bytes: Python, JAX, Flax and what is compiled
 _MOMENTS = {"sgd": 0, "momentum": 1}  # arrays of an optimizer's state; 2 of all others
 _SPARE = 0.9  # of a device's memory
-_REMAT = ("remat2", "checkpoint")
 
 
 class Work(NamedTuple):
@@ -43,28 +40,17 @@ def work(model: Model, length: int) -> Work:
         [leaf.size for leaf in jax.tree.leaves(part)] for part in (model.params, model.frozen)
     )
     row = [jax.ShapeDtypeStruct((length,), dtype) for dtype in (jnp.int32, bool)]
-    record = _held(model.loss, model.params, model.frozen, *row)
-    program = jax.make_jaxpr(model.loss)(model.params, model.frozen, *row)
-    blocks = [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name in _REMAT]
-    if blocks:  # one at a time is recomputed in the backward pass, and held with its gradient
-        block = max(blocks, key=lambda eqn: len(eqn.params["jaxpr"].eqns))
-        rebuilt = jaxpr_as_fun(ClosedJaxpr(block.params["jaxpr"], ()))
-        shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in block.invars]
-        record += 2 * _held(lambda shapes: rebuilt(*shapes), shapes)
-    return Work(sum(map(float, sizes)), float(sum(frozen)), record, max(sizes, default=0))
 
+    def backward(params: PyTree, *constants: PyTree) -> PyTree:
+        return jax.vjp(lambda params: model.loss(params, *constants), params)[1]
 
-def _held(function: Callable[..., PyTree], inputs: PyTree, *constants: PyTree) -> float:
-    """Float32 numbers that the backward pass towards ``inputs`` keeps beside the arguments."""
-
-    def backward(inputs: PyTree, *constants: PyTree) -> PyTree:
-        return jax.vjp(lambda inputs: function(inputs, *constants), inputs)[1]
-
+    inputs = (model.params, model.frozen, *row)
     kept, arguments = (
         sum(leaf.size * leaf.dtype.itemsize / 4 for leaf in jax.tree.leaves(tree))
-        for tree in (jax.eval_shape(backward, inputs, *constants), (inputs, constants))
+        for tree in (jax.eval_shape(backward, *inputs), inputs)
     )
-    return max(0.0, float(kept - arguments))
+    record = max(0.0, float(kept - arguments))
+    return Work(sum(map(float, sizes)), float(sum(frozen)), record, max(sizes, default=0))
 
 
 @dataclasses.dataclass(frozen=True)

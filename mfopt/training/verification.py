@@ -268,8 +268,8 @@ def _rebuilt(
 
 def _proved(account: Factorization, progress: Report) -> Check:
     stated = account.guarantee
-    epsilon, delta = round_up(stated.epsilon, 6), round_up(stated.delta, 6)
-    words = f"({epsilon}, {delta})-DP at σ = {round_up(stated.noise_multiplier, 6)}"
+    epsilon, delta = round_up(stated.epsilon), round_up(stated.delta)
+    words = f"({epsilon}, {delta})-DP at σ = {round_up(stated.noise_multiplier)}"
     if stated.status == "estimate":
         return Check("account", words, "an estimate, which proves nothing", False)
     mechanism, multiplier = account.mechanism, stated.noise_multiplier
@@ -316,7 +316,7 @@ def _compared(
         if name in ("epsilon", "delta"):  # a statement may say less than what is proved
             # the same formula on another machine: the last bits may differ
             holds = math.isfinite(value) and value <= mine * (1 + 1e-9)
-            yield Check(name, f"{mine:.8g}", f"{value:.8g}", holds)
+            yield Check(name, round_up(mine, 8), round_up(value, 8), holds)
         else:
             yield _alike(name, mine, value)
     public = {name: facts[name] for name in ("steps_done", "pinned", "black_box")}
@@ -325,7 +325,7 @@ def _compared(
         spent = validation.proved(losses, stated, execution.iterations)
         words = f"{len(losses['steps'])} losses of {losses['users']} users"
         within = spent <= stated.epsilon * (1 + 1e-9)
-        yield Check("held-out users", words, f"epsilon {spent:.8g}", within)
+        yield Check("held-out users", words, f"epsilon {round_up(spent, 8)}", within)
     expected = _plain(
         privacy.report(account, execution, stated, num_params=facts["parameters"], **public)
     )
@@ -385,7 +385,7 @@ def _plain(value: object) -> Any:
 def _alike(name: str, stated: object, computed: object) -> Check:
     is_equal = _equal(stated, computed)
     shown_stated, shown_computed = (
-        f"{x:.6g}" if type(x) is float else str(x) for x in (stated, computed)
+        round_up(x) if type(x) is float else str(x) for x in (stated, computed)
     )
     if is_equal and isinstance(stated, dict | list):
         shown_stated = "as computed here"

@@ -39,7 +39,6 @@ bench = Bench(
     microbatch=(1, "Units per gradient call."),
     lora_rank=(0, "Train adapters of this rank; 0: all parameters."),
     compute_dtype=("float32", "Dtype of the forward and backward pass."),
-    remat=(False, "Recompute blocks in the backward pass."),
     steps=(6, "Timed steps of each contender."),
     contenders=choice(CONTENDERS),
 )
@@ -67,7 +66,6 @@ def _steps(name, size, options):
     config = dataclasses.replace(
         gpt2_config(vocab_size=options.vocab_size, n_positions=options.length, **SIZES[size]),
         compute_dtype=options.compute_dtype,
-        remat=options.remat,
     )
     lora = LoRAConfig(options.lora_rank) if options.lora_rank else None
     model = gpt2_model(config, lora=lora)

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from mfopt import words
 from mfopt._runtime import _check
 from mfopt.errors import FailureError, UsageError
 from mfopt.progress import silent
@@ -70,13 +71,9 @@ def command(arguments: SimpleNamespace) -> None:
         facts = {"passed": result.passed, "sampling": tests, "replay": replayed}
         display.json_object(dataclasses.asdict(result) | facts)
     elif not arguments.quiet:
-        passed = (
-            f"{len(result.sampling)} passed; a correct trainer fails one of them with "
-            f"probability at most {executed.FALSE_ALARM:g}"
-        )
+        claimed = (result.epsilon_claimed, result.delta, result.noise_multiplier_claimed)
         rows = {
-            "claimed": f"({result.epsilon_claimed:.4g}, {result.delta:.4g})-DP at noise "
-            f"multiplier {result.noise_multiplier_claimed:.6g}",
+            "claimed": "({}, {})-DP at noise multiplier {}".format(*map(words.round_up, claimed)),
             "right guesses": f"{result.accuracy:.4f}; the same attacker on the claimed "
             f"mechanism expects {result.accuracy_claimed:.4f}",
             "epsilon at least": f"{result.epsilon_lower:.4g} whatever the trainer does "
@@ -89,7 +86,8 @@ def command(arguments: SimpleNamespace) -> None:
             "tests": "; ".join(
                 f"{f.name}: in a correct trainer with probability {f.chance:.2g}" for f in faults
             )
-            or passed,
+            or f"{len(result.sampling)} passed; a correct trainer fails one of them with "
+            f"probability at most {executed.FALSE_ALARM:g}",
         }
         if folder is not None:
             rows["executed again"] = str(executed_again or f"not: {why_not}")
@@ -107,7 +105,7 @@ def command(arguments: SimpleNamespace) -> None:
 def _at_most(noise_multiplier: float) -> str:
     """The largest noise multiplier that the guesses allow, in words."""
     if math.isfinite(noise_multiplier):
-        return f"at most {noise_multiplier:.4g}"
+        return f"at most {words.round_up(noise_multiplier, 4)}"
     return "these guesses are no upper bound on it: more canaries may be"
 
 

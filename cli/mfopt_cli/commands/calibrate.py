@@ -34,7 +34,7 @@ def command(arguments: SimpleNamespace) -> int:
         display.json_object(facts)
     elif not arguments.quiet:
         rows = [
-            ("noise multiplier σ", f"{words.round_up(new.noise_multiplier, 6)}  (× clip norm)"),
+            ("noise multiplier σ", f"{words.round_up(new.noise_multiplier)}  (× clip norm)"),
             ("RMSE", f"{new.rmse:.4f}  (clip norms, per coordinate)"),
             ("guarantee", mechanisms.statement(new.guarantee)),
             ("saved", str(saved) if saved else "no (give --out)"),

@@ -28,7 +28,7 @@ def command(arguments: SimpleNamespace) -> int:
         about = {"certified": True, "path": str(saved or arguments.path)}
         display.json_object(stated.describe() | about)
     elif not arguments.quiet:
-        sigma = words.round_up(proved.noise_multiplier, 6)
+        sigma = words.round_up(proved.noise_multiplier)
         rows = [
             ("guarantee", mechanisms.statement(stated)),
             ("noise multiplier σ", f"{sigma}  (× clip norm)"),

@@ -314,10 +314,10 @@ def _with_values(live: Live, objective: str | None) -> Report:
 def _report(factorization: Any, path: Path, seconds: float, error: float | None) -> None:
     # in a fixed, public order the sensitivity of C >= 0 is the largest norm of what a unit adds
     norm = factorization.provenance.get("mode_norm", 1.0)
-    sigma = f"{words.round_up(factorization.noise_multiplier, 6)}  (× clip norm, C as stored)"
+    sigma = f"{words.round_up(factorization.noise_multiplier)}  (× clip norm, C as stored)"
     # a kind whose definition fixes its scale, or very many bins; the norm itself is a hair above
     if abs(norm - 1) > 1e-6:
-        at_one = words.round_up(factorization.noise_multiplier / norm, 6)
+        at_one = words.round_up(factorization.noise_multiplier / norm)
         sigma += f"; {at_one} for C normalized to sensitivity 1"
     form, scheme = words.described(factorization.strategy.describe()), factorization.sampling
     batching = scheme.words()

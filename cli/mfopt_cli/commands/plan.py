@@ -178,7 +178,7 @@ def command(arguments: SimpleNamespace) -> int:
         rows = [
             ("loader", f"{arguments.loader}: {plan.why}"),
             ("protects", f"one {plan.unit}, of {arguments.units:,}"),
-            ("δ", f"{words.delta(plan.delta)}; N·δ = {plan.delta * arguments.units:.2g}"),
+            ("δ", f"{words.round_up(plan.delta)}; N·δ = {plan.delta * arguments.units:.2g}"),
             ("command", line),
             ("takes", "minutes" if arguments.loader == "own" else "seconds"),
         ]

@@ -26,7 +26,7 @@ def command(path: Path, as_json: bool) -> None:
     if as_json:
         display.json_object({**mechanisms.summary(factorization), "path": str(path)})
         return
-    sigma = f"{words.round_up(factorization.noise_multiplier, 6)}  (× clip norm, C as stored)"
+    sigma = f"{words.round_up(factorization.noise_multiplier)}  (× clip norm, C as stored)"
     rows = [
         ("strategy", words.described(factorization.strategy.describe())),
         ("sampling", factorization.sampling.words()),

@@ -39,7 +39,7 @@ def command(report: str, factorization: str | None, as_json: bool, quiet: bool) 
         display.json_object(verification_result.describe())
     elif not quiet:
         rows = [
-            (check.name, f"{check.stated}" if check.holds else f"{check.stated}: {check.found}")
+            (check.name, check.stated if check.holds else f"{check.stated}: {check.found}")
             for check in verification_result.checks
         ]
         display.table(f"{report}: computed here", rows)

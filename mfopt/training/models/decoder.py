@@ -233,7 +233,7 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: DecoderConfig, adapters: Adapters) -> None:
         size, width = config.vocab_size, config.hidden_size
-        self.remat, self.dtype, self.cap = config.remat, config.compute_dtype, config.logits_cap
+        self.dtype, self.cap = config.compute_dtype, config.logits_cap
         self.scale, self.positions = width**0.5 if config.family.gemma else 1.0, config.positions
         self.wte = parameter(size, width)
         self.wpe = parameter(self.positions, width) if config.family.learned else None
@@ -256,14 +256,8 @@ class Decoder(nnx.Module):
             x = x + self.wpe[:length]
         x = x.astype(dtype)
         for block in self.h:
-            x = _recomputed(block, x) if self.remat else block(x)
+            x = block(x)
         table = self.wte if self.lm_head is None else self.lm_head
         x = self.ln_f(x)
         logits = jnp.matmul(x, table[...].T.astype(dtype), preferred_element_type=jnp.float32)
         return logits if self.cap is None else self.cap * jnp.tanh(logits / self.cap)
-
-
-def _recomputed(block: Block, x: jax.Array) -> jax.Array:
-    graph, state = nnx.split(block)
-    recompute = jax.checkpoint(lambda state, x: nnx.merge(graph, state)(x))
-    return recompute(state, x)

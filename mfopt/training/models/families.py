@@ -262,7 +262,6 @@ class DecoderConfig:
         logits_cap: c of c tanh(x / c) on the logits; None: they are as they are.
         compute_dtype: type of activations, "float32" or "bfloat16"; parameters stay float32, and
             the loss is computed in float32.
-        remat: recompute each block in the backward pass, which saves memory for time.
     """
 
     model_type: str
@@ -285,7 +284,6 @@ class DecoderConfig:
     logits_cap: float | None
     source: str = dataclasses.field(compare=False, repr=False)
     compute_dtype: str = "float32"
-    remat: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tie_word_embeddings", "attention_bias"):

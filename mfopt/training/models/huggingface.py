@@ -228,16 +228,15 @@ def load_pretrained(
     *,
     lora: LoRAConfig | None = None,
     compute_dtype: str = "float32",
-    remat: bool = False,
     seed: int = 0,
 ) -> Model:
     """The decoder in a local Hugging Face folder, to train in full or with adapters.
 
     Args:
         folder: holds ``config.json`` and ``model.safetensors`` (or its shards with an index).
-        lora, compute_dtype, remat, seed: as in :func:`gpt2_model` and :class:`DecoderConfig`.
+        lora, compute_dtype, seed: as in :func:`gpt2_model` and :class:`DecoderConfig`.
     """
-    config = dataclasses.replace(read_config(folder), compute_dtype=compute_dtype, remat=remat)
+    config = dataclasses.replace(read_config(folder), compute_dtype=compute_dtype)
     return gpt2_model(config, lora=lora, folder=folder, seed=seed)
 
 
