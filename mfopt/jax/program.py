@@ -257,7 +257,8 @@ def _run(jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[
         else:
             inputs = [x.formed() if isinstance(x, _Late) else x for x in inputs]
             form = functools.partial(_evaluate, eqn, inputs, jaxpr.debug_info)
-            outs = [_late(eqn, inputs, form)] if _is_product(eqn) else form()
+            is_product = name == "dot_general" and not any(eqn.params["dimension_numbers"][1])
+            outs = [_late(eqn, inputs, form)] if is_product else form()
         values.update(zip(eqn.outvars, outs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
@@ -267,10 +268,6 @@ def _evaluate(eqn: Any, inputs: list[Any], about: Any) -> list[Any]:
     values = {v: x for v, x in zip(eqn.invars, inputs, strict=True) if not isinstance(v, Literal)}
     program = Jaxpr([], list(values), eqn.outvars, [eqn], eqn.effects, debug_info=about)
     return jaxpr_as_fun(ClosedJaxpr(program, ()))(*values.values())
-
-
-def _is_product(eqn: Any) -> bool:
-    return eqn.primitive.name == "dot_general" and not any(eqn.params["dimension_numbers"][1])
 
 
 def _late(eqn: Any, inputs: list[Any], form: Callable[[], list[Any]]) -> _Late:

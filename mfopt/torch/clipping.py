@@ -146,8 +146,8 @@ class Examples:
             """Gradient and outputs of an example, the first of these, with fixed random numbers."""
             with rows.seeded(parts):
                 outputs, gradients = self.forward(function, [x[company] for x in parts])
-            # other ones in each row: what centres them would be lost in equal ones
-            by_name = gradients([x.detach().sigmoid() for x in outputs])
+                # other ones in each row: what centres them would be lost in equal ones
+                by_name = gradients([x.detach().sigmoid() for x in outputs])
             each = [x.dense(1).values for k in self.trained for x in by_name[k]]
             return each, [x[:1] for x in outputs]
 
@@ -163,6 +163,8 @@ class Examples:
         kept = state()
         probe.refuse_changes(before, kept, made=True)
         reference = contribution([0, 0])
+        if self.module in _one_by_one:  # vmap may have drawn random numbers until it failed
+            reference = contribution([0, 0])
         probe.refuse_changes(kept, state())
         yield
         probe.refuse_changes(kept, state())

@@ -308,12 +308,6 @@ def _layers(
                 yield kind(layer, values, trained)
 
 
-def _attention(kind: str) -> contextlib.AbstractContextManager[None]:
-    """Attention that ``vmap`` has a rule for: the fused one of CPUs goes example by example."""
-    kernel = attention.SDPBackend.MATH
-    return attention.sdpa_kernel(kernel) if kind == "cpu" else contextlib.nullcontext()
-
-
 class _Calls(list[tuple[_Layer, torch.Tensor, torch.Tensor]]):
     """Layers that were called, inputs and gradients of outputs, once a backward pass has them."""
 
@@ -392,10 +386,12 @@ def forward(
         return function(copy, *example)
 
     layers = list(_layers(module, values, names))
+    # the fused attention of CPUs has no rule for vmap: it goes example by example
+    rule = attention.sdpa_kernel(attention.SDPBackend.MATH)
     try:
         for layer in layers:
             layer.layer.forward = functools.partial(_call, layer, calls)
-        with torch.enable_grad(), _attention(batch[0].device.type):
+        with torch.enable_grad(), rule if batch[0].is_cpu else contextlib.nullcontext():
             outputs = vmap(of_example, randomness="different")(copies, *batch)
     finally:
         for layer in layers:

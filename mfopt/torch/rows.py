@@ -109,6 +109,9 @@ class UnitRows(torch.Tensor):
                 _name_units(name, functools.partial(function, *args, **kwargs), results)
         return result
 
+    def __format__(self, specification: str) -> str:
+        return format(plain(self), specification)  # PyTorch formats numbers of no subclass
+
 
 class Outputs(UnitRows):
     """Outputs of a private model, and what a loss makes of them."""
@@ -189,7 +192,7 @@ def _name_units(name: str, operation: _Operation, results: list[UnitRows]) -> No
         pass
     elif units and is_selection:
         with contextlib.suppress(IndexError, RuntimeError):  # along another axis
-            each = _selected(name, operation, units)
+            each = _selected(operation, units)
     elif units and name in _RESHAPES and results[0].ndim:
         each = [[u for u in units for _ in range(len(results[0]) // len(units))]]
     elif is_probed and units != ():
@@ -254,15 +257,13 @@ def _told_apart(reduction: _Reduction) -> set[str | int]:
     return kinds
 
 
-def _selected(name: str, operation: _Operation, units: tuple[int, ...]) -> Any:
-    """The units of the rows that an operation selects."""
-    args = operation.args
-    if name == "__getitem__":
-        index = args[1][0] if isinstance(args[1], tuple) else args[1]
-        args = args[0], slice(None) if index is ... else index
-    on_host = [x.cpu() if isinstance(x, torch.Tensor) else x for x in args[1:]]
-    moved = pytree.tree_leaves(operation.func(torch.tensor(units), *on_host, **operation.keywords))
-    return [x.tolist() if x.ndim == 1 else None for x in moved]
+def _selected(operation: _Operation, units: tuple[int, ...]) -> list[Any]:
+    """The units of the rows that an operation selects; None of rows that are of several."""
+    source, *rest = operation.args
+    numbers = torch.tensor(units, device=source.device).view(-1, *[1] * (source.ndim - 1))
+    moved = operation.func(numbers.expand(source.shape), *rest, **operation.keywords)
+    each = [x[..., None].flatten(1) for x in pytree.tree_leaves(moved)]
+    return [x[:, 0].tolist() if x[:, 0].equal(x[:, -1]) else None for x in each]
 
 
 def _mixes(operation: _Operation, source: UnitRows, *, of_gradients: bool) -> bool:

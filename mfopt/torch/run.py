@@ -369,9 +369,7 @@ class PrivateRun:
         )
         optimizer.register_step_pre_hook(before_step)
         optimizer.register_step_post_hook(lambda *_: self._clear())
-        optimizer.register_state_dict_post_hook(
-            lambda _, state: {**state, STATE: self.state_dict()}
-        )
+        optimizer.register_state_dict_post_hook(lambda _, state: {**state, STATE: self._sealed()})
         loaded: list[Any] = []
 
         def before_load(_: object, state: dict[str, object]) -> dict[str, object]:
@@ -466,20 +464,10 @@ class PrivateRun:
         noise.add_to(sums, "".join(digests))
         self.units, self.norms = [], []
 
-    def state_dict(self) -> dict[str, Any]:
+    def _sealed(self) -> dict[str, Any]:
         """Noise and batches of the run, sealed, for PyTorch checkpoints."""
         header, arrays = self.started().contents(self.keys.folder)
         return self.keys.seal(({**header, "sampler": self.sampler.state_dict()}, arrays))
-
-    def load_state_dict(self, state: object) -> None:
-        """Resume a run: its batches, its noise, its step.
-
-        Raises:
-          UsageError: a state of a run that is alive, in this process or another; a state of
-            another factorization, population or parameters; one whose key ``key_folder`` does not
-            hold; other steps or batches in other processes.
-        """
-        self._restore(*self._opened(state))
 
     def _opened(self, state: object) -> tuple[Contents, UnitSampler]:
         """(what a state holds, its batches); raises what concerns the state alone."""
@@ -492,6 +480,12 @@ class PrivateRun:
         return contents, saved
 
     def _restore(self, contents: Contents, saved: UnitSampler) -> None:
+        """Resume a run: its batches, its noise, its step.
+
+        Raises:
+          UsageError: a state of a run that is alive, in this process or another; other steps or
+            batches in other processes.
+        """
         noise, batches = self.started(), saved.state_dict()
         if self.ranks > 1:
             every: list[Any] = [None] * self.ranks
