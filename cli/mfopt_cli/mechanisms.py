@@ -110,12 +110,11 @@ def keep(factorization: Factorization, path: Path, *, force: bool) -> Path:
     return saved
 
 
-def prove(
-    arguments: SimpleNamespace, prover: Callable[..., Factorization]
-) -> tuple[Factorization, Path | None]:
+def prove(arguments: SimpleNamespace, verb: str) -> tuple[Factorization, Path | None]:
     """(what ``mfopt.certify`` or ``calibrate`` proves about the C of a file, where it is saved)."""
     if arguments.out is not None:
         check_output(arguments.out, force=arguments.force)
+    import mfopt
     from mfopt.accounting import Effort
     from mfopt.factorization import load
 
@@ -123,7 +122,9 @@ def prove(
     goal = {name: getattr(arguments, name) for name in ("epsilon", "delta")}
     effort = Effort(arguments.certify_samples, arguments.seed, certificate=arguments.certificate)
     with Live(not arguments.quiet and not arguments.as_json, COMPILING) as live:
-        new = prover(factorization, effort=effort, progress=live, command=typed(), **goal)
+        new = getattr(mfopt, verb)(
+            factorization, effort=effort, progress=live, command=typed(), **goal
+        )
     answers.say_doubt([questionable_delta(new.guarantee.delta)])
     answers.say_unused(
         {"samples": arguments.certify_samples}, bool(new.guarantee.details.get("samples"))

@@ -256,14 +256,20 @@ def apply(*decorators: Decorator) -> Decorator:
     return decorate
 
 
+def checked(rule: Callable[..., object]) -> Callable[..., object]:
+    """A callback of an option whose value, where there is one, is held against ``rule``."""
+    return lambda _, param, value: _check.optional(rule, param.name, value)
+
+
 def eps(text: str = "Target ε > 0.", **keywords: object) -> Decorator:
-    """``--eps``."""
+    """``--eps``; a target, unless ``keywords`` have another callback."""
+    keywords = {"callback": checked(_check.epsilon), **keywords}
     return option("--eps", float, text, "epsilon", **keywords)
 
 
 def delta(text: str = "Target δ.", **keywords: Any) -> Decorator:
     """``--delta``."""
-    return option("--delta", float, text, **keywords)
+    return option("--delta", float, text, callback=checked(_check.probability), **keywords)
 
 
 def output_path(text: str, **keywords: Any) -> Decorator:
@@ -295,11 +301,6 @@ def force_of(*places: str) -> Decorator:
 
 
 force = force_of()
-
-
-def checked(rule: Callable[..., object]) -> Callable[..., object]:
-    """A callback of an option whose value, where there is one, is held against ``rule``."""
-    return lambda _, param, value: _check.optional(rule, param.name, value)
 
 
 def unit_or(default: str | None) -> Decorator:

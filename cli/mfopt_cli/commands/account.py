@@ -431,7 +431,7 @@ def min_separation(**arguments: object) -> None:
 
 @options.command("run")
 @click.argument("phases", nargs=-1, required=True, metavar="PHASE...")
-@options.eps("ε at which δ is evaluated, in place of --delta.")
+@options.eps("ε at which δ is evaluated, in place of --delta.", callback=None)
 @options.delta("δ of every statement.")
 @option(
     "--points",

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+import mfopt
 from mfopt import words
 from mfopt._runtime import _check
 from mfopt.errors import FailureError, UsageError
@@ -45,10 +46,10 @@ def command(arguments: SimpleNamespace) -> None:
       mfopt audit --config c.toml --canaries 20000
       mfopt audit best.npz --config c.toml
     """
+    account, settings, folder = _subject(arguments.run, arguments.config)
     from mfopt.training import executed, replay
     from mfopt.training.audit import audit
 
-    account, settings, folder = _subject(arguments.run, arguments.config)
     executed_again, why_not = None, "not a run's folder"
     with Live(not arguments.quiet and not arguments.as_json) as live:
         result = audit(
@@ -111,10 +112,6 @@ def _at_most(noise_multiplier: float) -> str:
 
 def _subject(run: str | None, path: str | None) -> tuple[Any, Any, Path | None]:
     """(account, settings or None, folder of the run or None)."""
-
-    import mfopt
-    from mfopt.training import config, replay, wiring
-
     folder = Path(run) if run is not None and Path(run).is_dir() else None
     if folder is not None:
         if path is not None:
@@ -123,10 +120,14 @@ def _subject(run: str | None, path: str | None) -> tuple[Any, Any, Path | None]:
         if not Path(path).is_file():
             way_out = "Name the folder that `mfopt train` wrote, or a factorization file."
             raise _check.reject("run", run, "holds no config.toml of a run", way_out)
+    elif run is not None:
+        _check.file("run", run)
     if path is None:
         if run is None:
             raise _check.reject("run", None, "give a run's folder, a factorization, or --config")
         return mfopt.load(run), None, None
+    from mfopt.training import config, replay, wiring
+
     settings_of_run = {} if folder or run is None else {"factorization": run, "sampling": ""}
     settings = replay.settings_of_run(folder) if folder else config.load(path, settings_of_run)
     with tempfile.TemporaryDirectory() as empty:

@@ -20,10 +20,8 @@ def command(arguments: SimpleNamespace) -> int:
     Example:
       mfopt calibrate mfopt-blt-16x128-eps2.npz --eps 1 --delta 1e-6
     """
-    from mfopt import calibrate
-
     started = time.perf_counter()
-    new, saved = mechanisms.prove(arguments, calibrate)
+    new, saved = mechanisms.prove(arguments, "calibrate")
     if arguments.as_json:
         facts = {
             **mechanisms.summary(new),

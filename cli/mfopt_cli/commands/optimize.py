@@ -259,8 +259,6 @@ def _forms_to_search(arguments: SimpleNamespace) -> tuple[str, ...]:
         separation=arguments.separation,
         max_participations=arguments.max_participations,
     )
-    _check.epsilon("epsilon", arguments.epsilon)
-    _check.probability("delta", arguments.delta)
     if arguments.init is not None:
         _check.file("init", arguments.init)
     if arguments.sampling == "auto":

@@ -106,10 +106,7 @@ _POSITIVE = Count(rule=_check.integer)
     "Opacus and jax-privacy draw; shuffled: a fixed order; federated: a server adds noise to sums "
     "of devices that come when they can.",
 )
-@options.delta(
-    "δ [default: a power of ten, at most a tenth of 1/N].",
-    callback=options.checked(_check.probability),
-)
+@options.delta("δ [default: a power of ten, at most a tenth of 1/N].")
 @options.unit_or(None)
 @option(
     "--framework",
@@ -131,7 +128,7 @@ _POSITIVE = Count(rule=_check.integer)
 )
 @option("--memory", COUNT, "Model-sized noise buffers that fit into memory.", default=4)
 @option("--schedule", tuple(_RATES), "Learning-rate schedule.")
-@options.eps(callback=options.checked(_check.positive))
+@options.eps()
 @option(
     "--max-participations",
     COUNT,

@@ -27,9 +27,10 @@ def command(arguments: SimpleNamespace) -> None:
     Example:
       mfopt plot mfopt-blt-16x128-eps2.npz --out blt.png
     """
-    from mfopt.experiments.mechanism_plot import plot
 
     def write(factorization: Factorization, path: Path) -> None:
+        from mfopt.experiments.mechanism_plot import plot
+
         plot(factorization, path, mechanisms.without_correlation(factorization))
 
     mechanisms.draw(arguments, (".png", ".svg", ".pdf"), write)

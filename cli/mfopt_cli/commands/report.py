@@ -26,10 +26,11 @@ def command(arguments: SimpleNamespace) -> None:
     Example:
       mfopt report mfopt-blt-16x128-eps2.npz --out report.html
     """
-    from mfopt._runtime import _files
-    from mfopt.experiments.report import page
 
     def write(factorization: Factorization, target: Path) -> None:
+        from mfopt._runtime import _files
+        from mfopt.experiments.report import page
+
         _files.write(target, page(factorization, arguments.path.name))
 
     mechanisms.draw(arguments, (".html", ".htm"), write)
