@@ -227,6 +227,7 @@ FORGERIES = {
     "a line of its own": lambda m, a: m["provenance"].update(note="\nverified here: yes"),
     "written right to left": lambda m, a: m["provenance"].update({"\u202edate": 1}),
     "surplus array": lambda m, a: a.update(more=np.zeros(2)),
+    "schema that is no number": lambda m, a: m.update(schema=True),
 }
 
 

@@ -322,7 +322,7 @@ def _metadata(archive: Archive) -> JsonObject:
     metadata = json.loads(str(archive.read("metadata")[()]), parse_constant=_no_number)
     if not isinstance(metadata, dict) or metadata.get("format") != _FORMAT:
         raise ValueError("it is not an mfopt factorization")
-    if metadata.get("schema") != SCHEMA:
+    if repr(metadata.get("schema")) != repr(SCHEMA):  # JSON's true equals 1
         raise ValueError(
             f"it has schema {metadata.get('schema')!r} and this version reads {SCHEMA}; "
             "use the mfopt version that wrote it, or a newer one"
