@@ -54,7 +54,7 @@ class BallsInBinsLoss(LikelihoodLoss):
             return KeptBins(*jax.device_put(tuple(self.pair)))
 
     @functools.cached_property
-    def shared(self) -> SharedGaussianComponent | None:
+    def shared(self) -> SharedGaussianComponent | None:  # type: ignore[override]
         return kept_bins.shared(self.pair)
 
     def ceilings(self, scaled: KeptBins, common: float) -> Ceilings:

@@ -37,7 +37,7 @@ class FreshBinsLoss(PatternLoss):
     estimated = staticmethod(pattern_ceilings.estimated)
 
     @functools.cached_property
-    def shared(self) -> SharedGaussianComponent | None:
+    def shared(self) -> SharedGaussianComponent | None:  # type: ignore[override]
         return pattern.shared(self.likelihood)
 
     @functools.lru_cache(maxsize=8)  # noqa: B019 - a search asks for many ε at few σ

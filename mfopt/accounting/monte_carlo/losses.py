@@ -38,19 +38,17 @@ _GAINED = 0.1  # t²ρ': log of what a tilt by the mean mode lowers a second mom
 
 
 class LikelihoodLoss(SampledLoss):
-    """One unit, by the likelihood ratio of its patterns and the ceilings of its chains."""
+    """One unit, by the likelihood ratio of its patterns and the ceilings of its chains.
 
-    glance: ClassVar[int] = 2048  # samples of a pilot that chooses a proposal
+    Attributes:
+      glance: samples of a pilot that chooses a proposal.
+      likelihood: the ratio at σ = 1, a :class:`.likelihood.Likelihood` of ``bins`` places.
+      shared: component that all patterns share, if accounting it exactly pays off; else None.
+    """
 
-    @property
-    @abc.abstractmethod
-    def likelihood(self) -> Any:
-        """The likelihood ratio at σ = 1, a :class:`.likelihood.Likelihood` of ``bins`` places."""
-
-    @property
-    @abc.abstractmethod
-    def shared(self) -> SharedGaussianComponent | None:
-        """Component that all patterns share, if accounting it exactly pays off; else None."""
+    glance: ClassVar[int] = 2048
+    likelihood: Any
+    shared: SharedGaussianComponent | None = None
 
     @abc.abstractmethod
     def ceilings(self, scaled: PyTree, common: float) -> Ceilings:

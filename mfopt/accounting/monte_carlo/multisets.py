@@ -241,11 +241,10 @@ class MultisetLoss(LikelihoodLoss):
     least_samples = 2**14
 
     def __init__(self, group: _Multisets, one: SharedGaussianComponent | None, name: str) -> None:
-        self._group, self._one, self.name = group, one, name  # type: ignore[misc]
-
-    @property
-    def likelihood(self) -> _Multisets:
-        return self._group
+        self.likelihood, self.name = group, name  # type: ignore[misc]
+        if one is not None:
+            size = float(np.sum(group.counts[0]))  # of entries that each pattern picks
+            self.shared = one._replace(length=size * one.length)
 
     @property
     def most_work(self) -> int:
@@ -262,13 +261,6 @@ class MultisetLoss(LikelihoodLoss):
         if not few(bins, group_size) or rounds * (multisets * classes) ** 2 > _MOST_WORK:
             return None
         return cls(_Multisets.of(unit, group_size), one.shared, one.name)
-
-    @functools.cached_property
-    def shared(self) -> SharedGaussianComponent | None:
-        if self._one is None:
-            return None
-        size = float(np.sum(self.likelihood.counts[0]))
-        return self._one._replace(length=size * self._one.length)  # each pattern picks K entries
 
     def ceilings(self, scaled: _Multisets, common: float) -> Ceilings:
         return ceilings(scaled)

@@ -49,11 +49,7 @@ class PatternLoss(LikelihoodLoss):
     glance = 1024
 
     def __init__(self, likelihood: pattern_frozen.PatternLikelihood) -> None:
-        self._likelihood = likelihood
-
-    @property
-    def likelihood(self) -> Any:
-        return self._likelihood
+        self.likelihood = likelihood
 
     @staticmethod
     @abc.abstractmethod

@@ -53,7 +53,6 @@ from mfopt.accounting.monte_carlo.likelihood import (
     Ceilings,
     Drawn,
     PatternChain,
-    SharedGaussianComponent,
     require_range,
 )
 from mfopt.accounting.monte_carlo.pattern_frozen import PatternLikelihood, squares
@@ -212,7 +211,6 @@ class RandomPartitionLoss(PatternLoss):
     """
 
     name = "cyclic Poisson sampling with a random partition"
-    shared: SharedGaussianComponent | None = None  # a unit may not take part at all
     proven = staticmethod(ceilings)
 
     def __init__(self, likelihood: RandomGroups, known_group: RoundsBound) -> None:
