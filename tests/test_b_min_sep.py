@@ -12,7 +12,7 @@ from scipy.special import logsumexp
 from test_likelihoods import CELLS, Cell, separated_chance
 
 from mfopt._runtime._float64 import float64
-from mfopt.accounting.monte_carlo import band, chunked, separated_ceilings
+from mfopt.accounting.monte_carlo import chunked, separated_ceilings
 from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw
 from mfopt.accounting.monte_carlo.evidence import Trial
 from mfopt.accounting.monte_carlo.sampled import OneUnit
@@ -88,6 +88,9 @@ def test_separation_of_one_is_poisson_sampling():
     np.testing.assert_allclose(
         log_ratios, np.sum(np.log1p(np.expm1(x - 0.5) / 4), axis=1), rtol=1e-6, atol=1e-6
     )
+    # far in the tail, where estimates of ceilings say too little and float64 may end
+    bound = BMinSepLaw(scheme).loss(Identity()).slow_bounds()[0]
+    assert max(bound.log_deltas(3.0, 4.0)) < -41 and max(bound.log_deltas(3.0, 9.0)) < -118
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -146,7 +149,6 @@ def test_what_is_not_known_is_refused():
     ceilings = separated_ceilings.ceilings(large.scaled(1.2))
     values = [ceilings.chain("chain", order)[0] for order in (1, 8, 64)]
     assert values == sorted(values) and math.isfinite(values[0]) and values[-1] == math.inf
-    assert band.gram(jnp.asarray(small.columns)).shape == (2, 12)
 
 
 @pytest.mark.release

@@ -10,45 +10,47 @@ from mfopt._runtime import _check, _sizes
 from mfopt._runtime._arrays import Array
 from mfopt.accounting.monte_carlo import importance, separated_ceilings
 from mfopt.accounting.monte_carlo.evidence import Point, Tilt
-from mfopt.accounting.monte_carlo.likelihood import Ceilings, SharedGaussianComponent
+from mfopt.accounting.monte_carlo.likelihood import Ceilings
 from mfopt.accounting.monte_carlo.pattern_law import PatternLaw, PatternLoss
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.monte_carlo.separated import Separated
 from mfopt.sampling import BMinSep
 from mfopt.strategies import Strategy
 
+_LOWER = 7 / 8  # of an order, the next lower one that is tried
 _LEAST_WAIT = -300.0  # log of the chance of no participation in a block: float64 ends beyond
+
+
+class _EstimatedLoss(PatternLoss):
+    """For estimates: a proven ceiling takes long."""
+
+    proven = staticmethod(separated_ceilings.estimated)
 
 
 class BMinSepLoss(PatternLoss):
     """One unit, any C >= 0 with at most as many bands as the separation."""
 
     name = "b-min-sep"
-    shared: SharedGaussianComponent | None = None  # a unit may not take part at all
     proven = staticmethod(separated_ceilings.ceilings)
+    estimated = staticmethod(separated_ceilings.estimated)
 
-    def __init__(self, likelihood: Separated, estimates: bool = False) -> None:
-        super().__init__(likelihood)
-        self._estimates = estimates
-
-    @classmethod
-    def estimated(cls, scaled: Separated, /) -> Ceilings:
-        return separated_ceilings.estimated(scaled)
-
-    def estimating(self) -> BMinSepLoss:
-        return BMinSepLoss(self.likelihood, estimates=True)
-
-    def ceilings(self, scaled: Separated, common: float) -> Ceilings:
-        return self.estimated(scaled) if self._estimates else super().ceilings(scaled, common)
+    def estimating(self) -> PatternLoss:
+        return _EstimatedLoss(self.likelihood)
 
     def remove_tilts(self, ceilings: Ceilings, point: Point) -> Sequence[Tilt]:
-        if self._estimates:
-            return super().remove_tilts(ceilings, point)
-        # a proven ceiling takes long: the order is found by estimates
         scaled = self.likelihood.scaled(point.noise_multiplier)
         near = importance.remove_tilts(self.estimated(scaled).without(ceilings.common), point)
-        found = [importance.tilt(one.kind, one.order, ceilings, point) for one in near]
-        return sorted(found, key=lambda one: one.log_ceiling)
+        tilts = []
+        for estimated in near:
+            tilt = importance.tilt(estimated.kind, estimated.order, ceilings, point)
+            # estimates say too little of high orders: lower ones, while the proven ceiling falls
+            while tilt.kind == "chain" and tilt.order > 1:
+                lower = importance.tilt(tilt.kind, tilt.order * _LOWER, ceilings, point)
+                if not lower.log_ceiling <= tilt.log_ceiling:
+                    break
+                tilt = lower
+            tilts.append(tilt)
+        return sorted(tilts, key=lambda one: one.log_ceiling)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,6 +54,7 @@ _ROUNDS, _MISSED, _STRETCH = 4, 1e-3, 100  # of linear programmes; θ that ends 
 _LARGE, _ABOVE = 1e6, 1e-6  # of numbers in the linear programme; of what p is to be above 0
 _ROUNDING = 1e-9  # relative, of payoffs and of the bound
 _TERMS = 1e-13  # relative, of a sum of the terms of p
+_RANGE = 700.0  # of log B: float64 ends beyond
 _OVERLAP = 1e-12  # relative error of <m, m'> in noise units, of at least 1
 _WIDTH, _HAIR = 1e-4, 1e-6  # relative, of σ and ε; of log δ
 
@@ -198,7 +199,7 @@ class _Problem(NamedTuple):
         ceilings, point, moments_known, _ = moments
         remove, epsilon = direction == "remove", point.epsilon
         highest = min(epsilon + _HIGH, _FARTHEST)
-        if not (epsilon + 1 < highest and math.isfinite(tilt.log_ceiling)):
+        if not (epsilon + 1 < highest and abs(tilt.log_ceiling) < _RANGE):
             return None
         log_b, order = tilt.log_ceiling, tilt.order
         log_known = log_b - point.payoff.log_peak(order) + order * epsilon
