@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 NODES = {
     "mfopt": 10_936,
     "mfopt/_runtime": 8_018,
-    "mfopt/accounting": 112_820,
+    "mfopt/accounting": 112_760,
     "mfopt/calibration": 530,
     "mfopt/experiments": 16_636,
     "mfopt/factorization": 4_448,
