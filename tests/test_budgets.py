@@ -31,7 +31,7 @@ NODES = {
     "mfopt/strategies": 15_760,
     "mfopt/testing": 9_722,
     "mfopt/torch": 18_850,
-    "mfopt/training": 64_400,
+    "mfopt/training": 64_410,
     "cli": 28_200,
     "tests": 296_360,
 }

@@ -154,7 +154,9 @@ class _Files:
         alternatives = {self.text_column: {COMPLETION[0], CHAT[0]}}
         for column in (self.user_column, self.text_column):
             if not {column, *alternatives.get(column, ())} & {*names}:
-                raise _check.reject("column", column, f"{path.name} has columns {list(names)}")
+                way_out = "A CSV file has commas; `mfopt data build` can be told other names."
+                rule = f"{path.name} has columns {list(names)}"
+                raise _check.reject("column", column, rule, way_out)
 
 
 class JsonLines(_Files):
