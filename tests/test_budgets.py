@@ -30,7 +30,7 @@ NODES = {
     "mfopt/sampling": 7_830,
     "mfopt/strategies": 15_760,
     "mfopt/testing": 9_722,
-    "mfopt/torch": 18_850,
+    "mfopt/torch": 18_915,
     "mfopt/training": 64_410,
     "cli": 28_200,
     "tests": 296_360,
