@@ -226,9 +226,11 @@ PASSES = {
     raw_gradients_of_parameters: "gradient = 'of parameters'.*nothing clips it",
     a_loss_of_the_whole_batch: "uses rows of the loader beside its example",
     lambda loop, batch: loop.backward((batch[0][:-1], batch[1][:-1])): "were drawn for the step",
-    lambda loop, batch: loop.backward(
-        (batch[0].mean(0, keepdim=True), batch[1][:1])
-    ): "mixed by a sum",
+    lambda loop, batch: loop.backward(batch[0].sum(0)): "mixed by a sum",
+    lambda loop, batch: (
+        next(loop.model.parameters()).data.fill_(batch[0].sum()),
+        loop.backward(batch),
+    ): ("fill_.*wrote rows of a private batch"),
     lambda loop, batch: loop.backward(batch, lambda _, b: loss_of(loop.model, b)): (
         "loss = <lambda>: does not call the module"
     ),
@@ -239,7 +241,7 @@ PASSES = {
 }
 
 
-@pytest.mark.parametrize("number", range(26))
+@pytest.mark.parametrize("number", range(27))
 def test_a_wrong_pass_is_refused(number):
     wrong, match = list(PASSES.items())[number]
     loop = Loop()

@@ -7,7 +7,6 @@ noise is NaN. To raise there would end a program on several devices by a deadloc
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import secrets
 
@@ -66,12 +65,12 @@ def record(key: np.ndarray, step: int, digest: np.ndarray) -> None:
       digest: :func:`fingerprint` of the sum that it is for, and of the arrays that its gradients
         depend on; zeros where one is not known. A sum that is not known equals no other.
     """
-    sums, constants = (hashlib.sha256(x.astype("<u4").tobytes()) for x in (digest[:3], digest[3:]))
     with ledger.LOCK:
         kept = ledger.resume(key)
         if digest[3]:
-            kept.hold(constants.hexdigest())
-        kept.release(step, sums.hexdigest()[:32] if digest[0] else secrets.token_hex(16))
+            kept.hold(digest[3:].tobytes().hex())
+        words = digest[:3].astype("<u4").tobytes() if digest[0] else secrets.token_bytes(16)
+        kept.release(step, words.hex().zfill(32))
 
 
 @custom_vmap

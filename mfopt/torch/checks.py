@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mfopt._runtime import _check
+from mfopt.torch.rows import UnitRows
 
 _ADDING = ("DistributedDataParallel", "FullyShardedDataParallel")
 _taken = WeakTensorKeyDictionary()  # the run of each attached parameter
@@ -25,7 +26,7 @@ def place() -> tuple[int, int]:
 
 
 def refuse_layers(module: torch.nn.Module) -> None:
-    """Raise :class:`UsageError` for layers that add up gradients, or normalize by the batch."""
+    """Raise :class:`UsageError` for layers that add up gradients, or hold or take others' rows."""
     for name, layer in module.named_modules():
         kind = type(layer).__name__
         if kind in _ADDING:
@@ -35,6 +36,9 @@ def refuse_layers(module: torch.nn.Module) -> None:
         elif isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and layer.training:
             rule = "normalizes each example by the others of its batch"
             way_out = "Use GroupNorm or LayerNorm, or freeze it: `eval()`."
+        elif kind := UnitRows.fault_of(*layer.parameters(False), *layer.buffers(False)):
+            rule = "wrote rows of a private batch to what the module holds, without noise"
+            way_out = "Make the module again; change it by public or released numbers alone."
         else:
             continue
         raise _check.reject(f"module.{name}".rstrip("."), kind, rule, way_out)

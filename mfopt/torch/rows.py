@@ -53,7 +53,8 @@ class UnitRows(torch.Tensor):
 
     Attributes:
       units: the unit of each row; None of a sum over units.
-      fault: the operation that mixed units; empty where none did.
+      fault: the operation that mixed units; empty where none did. Memory that sums or mixed rows
+        are written to has one too.
       is_probed: whether operations are computed again.
       reduction: how it adds up units, in a probed pass.
     """
@@ -112,6 +113,15 @@ class UnitRows(torch.Tensor):
     def __format__(self, specification: str) -> str:
         return format(plain(self), specification)  # PyTorch formats numbers of no subclass
 
+    @staticmethod
+    def fault_of(*tensors: torch.Tensor) -> str:
+        """What mixed units in one of ``tensors``, or in another one of the same memory."""
+        # vmap's have no memory of their own
+        with contextlib.suppress(RuntimeError), torch._C.DisableTorchFunctionSubclass():
+            holders = (y for x in tensors for y in (x, x.untyped_storage()))
+            return next(filter(None, (getattr(y, "fault", "") for y in holders)), "")
+        return ""
+
 
 class Outputs(UnitRows):
     """Outputs of a private model, and what a loss makes of them."""
@@ -145,8 +155,9 @@ def units_of(tensors: Iterable[object]) -> tuple[int, ...]:
     """
     rows = [x for x in tensors if isinstance(x, UnitRows)]
     every = {x.units for x in rows}
-    if len(every) != 1 or None in every:
-        mixed = next((f"mixed by {x.fault or 'a sum'}" for x in rows if x.units is None), "others")
+    fault = UnitRows.fault_of(*rows) or "a sum" * (None in every)
+    if fault or len(every) != 1:
+        mixed = f"mixed by {fault}" if fault else "others"
         rule = "has rows that did not come from the run's loader, each of one unit"
         way_out = "Pass what `run.loader` gives (to evaluate: model.eval() first); change single "
         way_out += "records in the data set, or in collate_fn, one row for each."
@@ -175,7 +186,7 @@ def _name_units(name: str, operation: _Operation, results: list[UnitRows]) -> No
     args, kwargs = operation.args, operation.keywords
     leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     sources = [x for x in leaves if isinstance(x, UnitRows)]
-    fault = next((x.fault for x in sources if x.fault), "")
+    fault = UnitRows.fault_of(*leaves)
     every = {x.units for x in sources}
     units, is_probed = next(iter(every)), any(x.is_probed for x in sources)
     is_trained = any(isinstance(x, Outputs) for x in sources) and any(
@@ -203,6 +214,8 @@ def _name_units(name: str, operation: _Operation, results: list[UnitRows]) -> No
     for x, of_rows in zip(results, each, strict=False):
         is_whole = of_rows is not None and x.ndim and len(x) == len(of_rows) and not fault
         x.units, x.is_probed, x.fault = tuple(of_rows) if is_whole else None, is_probed, fault
+        if x.units is None and name.endswith("_") != name.endswith("__"):  # written in place
+            x.untyped_storage().fault = fault or name  # type: ignore[attr-defined]
     if is_probed:
         reduction = _reduction_of(sources)
         if units and each[0] is None and len(units) > 1 and not fault:

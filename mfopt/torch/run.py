@@ -372,7 +372,7 @@ class PrivateRun:
         optimizer.register_state_dict_post_hook(lambda _, state: {**state, STATE: self._sealed()})
         loaded: list[Any] = []
 
-        def before_load(_: object, state: dict[str, object]) -> dict[str, object]:
+        def before_load(_: object, state: JsonObject) -> JsonObject:
             rest, noise_state = split_state(state)
             loaded[:] = self._opened(noise_state)
             return rest
