@@ -6,6 +6,8 @@ from pathlib import Path
 
 import accuracy_all
 import accuracy_runs as runs
+import accuracy_tasks
+import accuracy_text
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,7 +42,7 @@ def test_sums_are_of_clipped_gradients(name):
     models = np.stack([task.start(rng) for _ in range(2)])
     models += 0.1 * rng.standard_normal(models.shape).astype(np.float32)
     models[1] *= 20  # gradients of both sides of norm 1
-    (images, labels), _ = runs.digits()
+    (images, labels), _ = accuracy_tasks.digits()
 
     def loss(parameters, image, label):
         return -jax.nn.log_softmax(logits_of(name, parameters, image))[label]
@@ -53,6 +55,33 @@ def test_sums_are_of_clipped_gradients(name):
     weights = np.append(np.ones(60), 0.0)  # the last is padding
     sums = task.clipped_sum(jnp.asarray(models), np.append(np.arange(5, 65), 80), weights)
     assert np.asarray(sums) == pytest.approx(expected, abs=2e-4)
+
+
+@pytest.mark.release
+def test_sums_of_text_are_of_clipped_gradients_and_no_character_sees_later_ones():
+    task, rng = runs.TASKS["text-reference"](), np.random.default_rng(0)
+    model = 0.3 * rng.standard_normal(task.parameters).astype(np.float32)
+    train, test = accuracy_text.records("reference")
+    assert train.shape == test.shape == (2048, 25)
+    assert train.min() >= 0 and train.max() < accuracy_text.CHARACTERS
+    changed = train[0].copy()
+    changed[12] = (changed[12] + 1) % accuracy_text.CHARACTERS
+    one, other = (accuracy_text.logits(model, record[:-1]) for record in (train[0], changed))
+    assert np.array_equal(one[:12], other[:12])
+    assert not np.allclose(one[12:], other[12:])
+
+    def loss(parameters, record):
+        scores = jax.nn.log_softmax(accuracy_text.logits(parameters, record[:-1]))
+        return -sum(scores[place, record[place + 1]] for place in range(24)) / 24
+
+    gradient_of = jax.jit(jax.grad(loss))
+    gradients = np.stack([gradient_of(model, record) for record in train[:6]])
+    norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+    assert norms.max() > 1
+    expected = (gradients / np.maximum(norms, 1)).sum(axis=0)
+    weights = np.append(np.ones(6), 0.0)  # the last is padding
+    sums = task.clipped_sum(jnp.asarray(model)[None], np.arange(7), weights)
+    assert np.asarray(sums)[0] == pytest.approx(expected, abs=1e-4)
 
 
 def test_batches_are_those_of_the_scheme():
@@ -97,10 +126,11 @@ def test_the_readme_counts_the_cells_of_the_page():
     assert f"below every published mechanism {peers}" in readme
 
 
-def test_the_page_has_the_tables_of_the_summary():
+@pytest.mark.parametrize("path", [accuracy_all.PAGE, accuracy_all.TEXTS_PAGE], ids=str)
+def test_the_page_has_the_tables_of_the_summary(path):
     with open("artifacts/accuracy/summary.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    page = accuracy_all.PAGE.read_text()
+    page = path.read_text()
     assert accuracy_all.with_tables(page, rows) == page
     # a control: another loss changes the page
     changed = [{**row, "loss": f"{float(row['loss']) + 0.01:.5f}"} for row in rows]

@@ -14,6 +14,7 @@ import argparse
 import csv
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ import manifest
 import numpy as np
 import scipy.stats
 from accuracy_runs import SCHEDULES, Mechanism, scores
+from accuracy_text import TASKS as TEXTS
 
 import mfopt
 from mfopt import optimize, sampling
@@ -35,7 +37,7 @@ from mfopt.optimize import unamplified
 from mfopt.sampling import Poisson
 from mfopt.strategies import Identity
 
-PAGE = Path("docs/benchmarks/accuracy.md")
+PAGE, TEXTS_PAGE = (Path("docs/benchmarks", name) for name in ("accuracy.md", "training.md"))
 EPOCHS, BINS, DELTA = 8, 32, 1e-5
 STEPS = EPOCHS * BINS
 EPSILONS = (0.5, 2.0, 8.0)
@@ -56,13 +58,36 @@ class Cell(NamedTuple):
         """Name of the cell's file."""
         return f"{self.task}-{self.optimizer}-eps{self.epsilon:g}"
 
+    @property
+    def schedules(self):
+        """Names of the schedules that are trained with."""
+        return TEXT_SCHEDULES if self.task in TEXTS else (*SCHEDULES,)
+
 
 CELLS = [
     *(Cell(task, "sgd", epsilon) for epsilon in (2.0, 8.0, 0.5) for task in ("softmax", "mlp")),
     *(Cell(task, name, 2.0) for name in ("momentum", "adam") for task in ("softmax", "mlp")),
     Cell("cnn", "sgd", 2.0),
     *(Cell("least-squares", "sgd", epsilon) for epsilon in EPSILONS),
+    *(Cell(task, "adam", 8.0) for task in TEXTS),
 ]
+TITLES = {
+    "softmax": "Softmax regression",
+    "mlp": "MLP",
+    "cnn": "CNN",
+    "text-code": "Language model with Adam on source code",
+    "text-docstrings": "Language model with Adam on docstrings",
+    "text-reference": "Language model with Adam on a language reference",
+}  # of the tables of the page
+COLUMNS = {
+    "constant": ("constant", "last"),
+    "averaged": ("constant", "averaged"),
+    "linear": ("linear", "last"),
+    "cosine": ("cosine", "last"),
+    "warm-up–stable–decay": ("warmup-stable-decay", "last"),
+}
+# language models take longer: fewer paired seeds and schedules
+TEXT_SEEDS, TEXT_SCHEDULES = 5, ("constant", "linear")
 
 
 # --- mechanisms ----------------------------------------------------------------------------------
@@ -183,6 +208,7 @@ def _digest(mechanism, seeds):
 
 def train(cell, output, folder, families, seeds):
     """Bring the cell's results up to date."""
+    seeds = min(seeds, TEXT_SEEDS) if cell.task in TEXTS else seeds
     path = output / "results.json"
     reports = json.loads(path.read_text()) if path.is_file() else {}
     report = reports.setdefault(cell.stem, {})
@@ -192,7 +218,7 @@ def train(cell, output, folder, families, seeds):
         if report.get(mechanism.label, {}).get("digest") == digest:
             continue
         started = time.perf_counter()
-        results = scores(mechanism, cell.task, cell.optimizer, [*SCHEDULES], seeds, begin)
+        results = scores(mechanism, cell.task, cell.optimizer, cell.schedules, seeds, begin)
         begin = {key: score.exponent for key, score in results.items()}
         report[mechanism.label] = {
             "family": family,
@@ -302,43 +328,37 @@ def plot(rows, path):
 
 
 def with_tables(page, rows):
-    """The page with the tables of its cells made again: losses with SGD, the lowest in bold.
+    """The page with the tables of its cells made again: losses, the lowest of a column in bold.
 
-    A table follows the line that names its task and ε.
+    A table follows the line that names its task and ε: with SGD, and language models with Adam.
     """
-    columns = {
-        "constant": ("constant", "last"),
-        "averaged": ("constant", "averaged"),
-        "linear": ("linear", "last"),
-        "cosine": ("cosine", "last"),
-        "warm-up–stable–decay": ("warmup-stable-decay", "last"),
-    }
-    for title, task in (("Softmax regression", "softmax"), ("MLP", "mlp"), ("CNN", "cnn")):
-        for epsilon in EPSILONS if task != "cnn" else (2.0,):
+    for cell in CELLS:
+        heading = f"{TITLES.get(cell.task)}, ε = {cell.epsilon:g}:"
+        if cell.optimizer == ("adam" if cell.task in TEXTS else "sgd"):
             losses = {
-                (row["family"], row["schedule"], row["reading"]): f"{float(row['loss']):.4f}"[1:]
+                (row["family"], row["schedule"], row["reading"]): f"{float(row['loss']):.4f}"
                 for row in rows
-                if (row["task"], row["optimizer"]) == (task, "sgd")
-                and float(row["epsilon"]) == epsilon
+                if (row["task"], row["optimizer"], float(row["epsilon"])) == cell
             }
-            lines = ["| " + " | ".join(("mechanism", *columns)) + " |", "| --- " * 6 + "|"]
+            columns = [name for name, key in COLUMNS.items() if (BASELINE, *key) in losses]
+            lines = ["| " + " | ".join(("mechanism", *columns)) + " |"]
+            lines.append("| --- " * (1 + len(columns)) + "|")
             for family in FAMILIES:
-                cells = []
-                for key in columns.values():
-                    lowest = min(losses[other, *key] for other in FAMILIES)
-                    loss = losses[family, *key]
-                    cells.append(f"**{loss}**" if loss == lowest else loss)
-                lines.append(
-                    "| " + " | ".join((family.replace("--schedule", "own schedule"), *cells)) + " |"
-                )
-            page = _with_table(page, f"{title}, ε = {epsilon:g}:", lines)
+                entries = []
+                for name in columns:
+                    lowest = min(losses[other, *COLUMNS[name]] for other in FAMILIES)
+                    loss = losses[family, *COLUMNS[name]]
+                    shown = loss.removeprefix("0")
+                    entries.append(f"**{shown}**" if loss == lowest else shown)
+                name = family.replace("--schedule", "own schedule")
+                lines.append("| " + " | ".join((name, *entries)) + " |")
+            page = _with_table(page, heading, lines)
     return _with_table(page, "Of all cells:", [*_counts(rows)])
 
 
 def _with_table(page, heading, lines):
-    """The page with these lines as the table below a heading."""
-    original, _, updated = page.partition(f"{heading}\n\n")
-    return f"{original}{heading}\n\n" + "\n".join(lines) + "\n\n" + updated.partition("\n\n")[2]
+    """The page with these lines as the table below a heading, where it has that."""
+    return re.sub(f"(?<={re.escape(heading)}\n\n).*?(?=\n\n)", "\n".join(lines), page, flags=re.S)
 
 
 def _counts(rows):
@@ -397,7 +417,8 @@ def main():
         writer.writerows(rows)
     plot(rows, options.out / "accuracy.png")
     if options.out == Path("artifacts/accuracy"):
-        PAGE.write_text(with_tables(PAGE.read_text(), rows))
+        for page in (PAGE, TEXTS_PAGE):
+            page.write_text(with_tables(page.read_text(), rows))
     if (options.out.parent / manifest.MANIFEST).is_file():
         reports = json.loads((options.out / "results.json").read_text())
         manifest.note(
