@@ -19,7 +19,6 @@ import numpy as np
 import optax
 from accuracy_tasks import Task, clip
 
-from mfopt.training.data.sources import walk
 from mfopt.training.data.stdlib import docstrings_of, functions_of
 
 LENGTH, WIDTH = 24, 16  # characters that are predicted of a record; of the model's vectors
@@ -42,10 +41,8 @@ GRID = {"adam": -16}
 
 def _of_library(part):
     """Texts of each module of the standard library that ``part`` finds in its source."""
-    folder = Path(sysconfig.get_path("stdlib"))
-    for path in walk(folder, {"site-packages", "dist-packages", "test", "tests", "idlelib"}):
-        if path.suffix == ".py" and path.parent == folder:
-            yield "\n".join(part(path.read_text("utf-8")))
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        yield "\n".join(part(path.read_text("utf-8")))
 
 
 def _reference():
