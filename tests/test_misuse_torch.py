@@ -231,6 +231,14 @@ PASSES = {
         next(loop.model.parameters()).data.fill_(batch[0].sum()),
         loop.backward(batch),
     ): ("fill_.*wrote rows of a private batch"),
+    lambda loop, batch: (
+        next(loop.model.parameters()).data.__setitem__(0, batch[0].sum()),
+        loop.backward(batch),
+    ): ("__setitem__.*wrote rows of a private batch"),
+    lambda loop, batch: (
+        loop.model.register_buffer("center", batch[0].mean(0)),
+        loop.backward(batch),
+    ): ("a batch.*wrote rows of a private batch"),
     lambda loop, batch: loop.backward(batch, lambda _, b: loss_of(loop.model, b)): (
         "loss = <lambda>: does not call the module"
     ),
@@ -241,7 +249,7 @@ PASSES = {
 }
 
 
-@pytest.mark.parametrize("number", range(27))
+@pytest.mark.parametrize("number", range(29))
 def test_a_wrong_pass_is_refused(number):
     wrong, match = list(PASSES.items())[number]
     loop = Loop()

@@ -29,6 +29,7 @@ def refuse_layers(module: torch.nn.Module) -> None:
     """Raise :class:`UsageError` for layers that add up gradients, or hold or take others' rows."""
     for name, layer in module.named_modules():
         kind = type(layer).__name__
+        held = (*layer.parameters(False), *layer.buffers(False))
         if kind in _ADDING:
             rule = "adds up gradients before they are clipped and noised"
             way_out = "Give its `module`: the run adds up sums over processes; or use fully_shard."
@@ -36,7 +37,9 @@ def refuse_layers(module: torch.nn.Module) -> None:
         elif isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and layer.training:
             rule = "normalizes each example by the others of its batch"
             way_out = "Use GroupNorm or LayerNorm, or freeze it: `eval()`."
-        elif kind := UnitRows.fault_of(*layer.parameters(False), *layer.buffers(False)):
+        elif kind := UnitRows.fault_of(*held) or "a batch" * any(
+            isinstance(x, UnitRows) for x in held
+        ):
             rule = "wrote rows of a private batch to what the module holds, without noise"
             way_out = "Make the module again; change it by public or released numbers alone."
         else:

@@ -104,10 +104,15 @@ class UnitRows(torch.Tensor):
         )
         if name.startswith("new_") or name.endswith("_like"):  # nothing of the values
             return pytree.tree_map(plain, result)
-        changed = args[0] if name.startswith("__set") else result
-        if results := [x for x in pytree.tree_leaves(changed) if isinstance(x, UnitRows)]:
-            with torch._C.DisableTorchFunctionSubclass():
+        is_set = name.startswith("__set")
+        changed = pytree.tree_leaves(args[0] if is_set else result)
+        with torch._C.DisableTorchFunctionSubclass():
+            if results := [x for x in changed if isinstance(x, UnitRows)]:
                 _name_units(name, functools.partial(function, *args, **kwargs), results)
+            if is_set or name.endswith("_") != name.endswith("__"):  # written in place
+                for x in changed:
+                    if getattr(x, "units", None) is None:
+                        x.untyped_storage().fault = name
         return result
 
     def __format__(self, specification: str) -> str:
@@ -214,8 +219,6 @@ def _name_units(name: str, operation: _Operation, results: list[UnitRows]) -> No
     for x, of_rows in zip(results, each, strict=False):
         is_whole = of_rows is not None and x.ndim and len(x) == len(of_rows) and not fault
         x.units, x.is_probed, x.fault = tuple(of_rows) if is_whole else None, is_probed, fault
-        if x.units is None and name.endswith("_") != name.endswith("__"):  # written in place
-            x.untyped_storage().fault = fault or name  # type: ignore[attr-defined]
     if is_probed:
         reduction = _reduction_of(sources)
         if units and each[0] is None and len(units) > 1 and not fault:
