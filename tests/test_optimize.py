@@ -459,7 +459,7 @@ def test_a_file_of_an_early_interrupt_can_be_loaded(kind, tmp_path):
 def test_a_search_that_sees_nothing_names_the_target():
     trace = runs.StartedTrace(build=lambda x: S.Identity(), target="`delta=1e-60`")
     with pytest.raises(FailureError, match=r"`delta=1e-60`: use a larger `delta` \(.*1e-20"):
-        trace.result()
+        trace.searched()
     with pytest.raises(UsageError, match="delta = 1e-290: must be at least 1e-280"):
         asked(2.0, 1e-290)
 

@@ -93,11 +93,11 @@ def test_a_tangent_touches_the_objective(strategy):
     target, mapping = objective_for(strategy)
     placed = target.placed(mapping.start)
     assert abs(placed.drift) < 0.03
-    value, gradient = target.model(placed)(mapping.start)
+    value, gradient = target.model(placed, mapping.start)
     assert value == pytest.approx(placed.evaluation.value, abs=1e-10)
     np.testing.assert_allclose(gradient, placed.evaluation.gradient, atol=1e-10)
     away = mapping.start + 0.03 * np.random.default_rng(0).normal(size=mapping.start.shape)
-    error = abs(target.model(placed)(away)[0] - target.follow(away, placed).evaluation.value)
+    error = abs(target.model(placed, away)[0] - target.follow(away, placed).evaluation.value)
     assert 1e-8 < error < 0.02
 
 
@@ -164,18 +164,13 @@ class Valley:
             value, gradient = math.nan, np.full(3, math.nan)
         return Tangent(np.array(x), Evaluation(value, gradient, 1.0), placement, far, (0.0, ()))
 
-    def model(self, touched):
-        x, evaluation = touched.point, touched.evaluation
-
-        def evaluate(y):
-            away = y - x
-            reference = self.known * away
-            return (
-                evaluation.value + evaluation.gradient @ away + 0.5 * reference @ away,
-                evaluation.gradient + reference,
-            )
-
-        return evaluate
+    def model(self, touched, y):
+        evaluation, away = touched.evaluation, y - touched.point
+        reference = self.known * away
+        return (
+            evaluation.value + evaluation.gradient @ away + 0.5 * reference @ away,
+            evaluation.gradient + reference,
+        )
 
 
 def searched(objective, start, steps=60, tolerance=1e-9):
@@ -258,9 +253,9 @@ class Wall(Valley):
         value = float(np.sum(0.05 * x**2 + 5 * wall**4))
         return value, 0.1 * x + 20 * np.sign(x) * wall**3
 
-    def model(self, touched):
+    def model(self, touched, y):
         x, evaluation = touched.point, touched.evaluation
-        return lambda y: (evaluation.value + evaluation.gradient @ (y - x), evaluation.gradient)
+        return evaluation.value + evaluation.gradient @ (y - x), evaluation.gradient
 
 
 def test_a_step_far_too_long_does_not_end_the_search():
@@ -330,14 +325,13 @@ def test_rows_of_a_cycle_have_the_value_and_gradient_of_a_gather(bins, share, ep
 
 def test_scaled_parameters_round_trip():
     strategy = scaled_blt()
-    inside = kinds.parameterization_of(strategy.base, N)
-    mapping = time_scale.scaled(strategy, N, inside, levelled=False)
+    mapping = time_scale.scaled(strategy, N, kinds.parameterization_of, None)
     assert len(mapping.start) == 4 + 2 * time_scale.KNOTS
     with jax.enable_x64(True):
         strategy_again = jax.tree.map(np.asarray, mapping.build(jnp.asarray(mapping.start)))
         for diagonal, two in zip(strategy_again.diagonals(N), strategy.diagonals(N), strict=True):
             np.testing.assert_allclose(diagonal[[0, -1]], two[[0, -1]], rtol=1e-12)
-        repeated = time_scale.scaled(strategy_again, N, inside, levelled=False)
+        repeated = time_scale.scaled(strategy_again, N, kinds.parameterization_of, None)
         reached = jax.tree.map(np.asarray, repeated.build(jnp.asarray(repeated.start)))
     strategy_again.check_entries(N)
     reached.check_entries(N)

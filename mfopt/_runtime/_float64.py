@@ -53,6 +53,10 @@ def scope(wide: bool | None = True) -> Iterator[None]:
 pinned = scope(None)
 """A decorator that runs a function in a :func:`scope`, in the width of the host program."""
 
+wide = scope()
+"""A decorator that runs a function in a :func:`scope` with float64, and hands on what it returns:
+for inner functions, whose callers are in such a scope as well."""
+
 
 def float64(function: Callable[P, T]) -> Callable[P, T]:
     """Run ``function`` in a :func:`scope` and hand concrete arrays back as numpy float64.

@@ -26,19 +26,13 @@ def pytree(cls: type[T]) -> type[T]:
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     static = [f.name for f in fields if f.metadata.get("static")]
     children = [f.name for f in fields if not f.metadata.get("static")]
-    keys = [jax.tree_util.GetAttrKey(name) for name in children]
     before_flatten = getattr(cls, "before_flatten", lambda _: None)
 
-    def flatten(instance: T) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    def flatten(instance: T) -> tuple[list[tuple[object, object]], tuple[object, ...]]:
         before_flatten(instance)
-        values = tuple(getattr(instance, name) for name in children)
+        key = jax.tree_util.GetAttrKey
+        values = [(key(name), getattr(instance, name)) for name in children]
         return values, tuple(getattr(instance, name) for name in static)
-
-    def flatten_with_keys(
-        instance: T,
-    ) -> tuple[tuple[tuple[object, object], ...], tuple[object, ...]]:
-        values, structure = flatten(instance)
-        return tuple(zip(keys, values, strict=True)), structure
 
     def unflatten(structure: tuple[object, ...], values: Iterable[object]) -> T:
         instance = object.__new__(cls)  # what was checked when it was created is not checked again
@@ -46,5 +40,5 @@ def pytree(cls: type[T]) -> type[T]:
             object.__setattr__(instance, name, value)
         return instance
 
-    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
     return cls

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, TypeAlias
@@ -145,7 +146,7 @@ class Engine:
             delta,
             point_at=lambda x: (x, epsilon),
             free=lambda bound, delta: bound.noise_multiplier(epsilon, delta),
-            find=lambda: self.model.find_noise_multiplier(epsilon, delta, self._key(0)),
+            find=functools.partial(self.model.find_noise_multiplier, epsilon, delta),
         )
 
     def epsilon(self, noise_multiplier: float, delta: float) -> Verified:
@@ -157,7 +158,7 @@ class Engine:
             delta,
             point_at=lambda x: (sigma, x),
             free=lambda bound, delta: bound.epsilon(sigma, delta),
-            find=lambda: self.model.find_epsilon(sigma, delta, self._key(0), start),
+            find=functools.partial(self.model.find_epsilon, sigma, delta, start=start),
         )
 
     def delta(self, noise_multiplier: float, epsilon: float) -> Verified:
@@ -316,7 +317,7 @@ class Engine:
         *,
         point_at: Callable[[float], tuple[float, float]],
         free: Callable[[FreeBound, float], float],
-        find: Callable[[], Estimate],
+        find: Callable[..., Estimate],
     ) -> Verified:
         """The least that is verified: by tests, or without samples where these say little."""
         self.tests = 0
@@ -374,7 +375,7 @@ class Engine:
         name: Unknown,
         delta: float,
         point_at: Callable[[float], tuple[float, float]],
-        find: Callable[[], Estimate],
+        find: Callable[..., Estimate],
         fallback: _Shown | None,
     ) -> Verified:
         """Return the smallest σ or ε verified near an estimate, by tests on fresh samples.
@@ -385,7 +386,7 @@ class Engine:
         if fallback is not None and point_at(fallback[0])[1] > _LARGE:
             self.model.require(*point_at(fallback[0]))  # before a search that cannot end well
         with self._stage("calibrating on fresh samples"):
-            estimate = find()
+            estimate = find(key=self._key(0))
         begin, short = dataclasses.replace(estimate, slope=estimate.slope * self.model.flatter), 0.0
         for number in range(1, ROUNDS + 1):
             accepted, begin, short = self._round(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from mfopt._runtime._float64 import float64
+from mfopt._runtime._float64 import wide
 from mfopt.accounting import Effort
 from mfopt.accounting.monte_carlo.calibrate import Calibration
 from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
@@ -73,7 +73,7 @@ class Certificate:
         )
 
 
-@float64
+@wide
 def certify(
     pair: DominatingPair | SampledLoss,
     noise_multiplier: float,
@@ -110,7 +110,7 @@ def certify(
     return _certificate(engine.certify(noise_multiplier, epsilon, delta), effort.seed)
 
 
-@float64
+@wide
 def release(
     pair: DominatingPair | SampledLoss,
     epsilon: float,

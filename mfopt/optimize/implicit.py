@@ -76,7 +76,7 @@ def solved(
     terms, back, log_scale = jax.vjp(terms_of, quadratic, has_aux=True)
     estimate = functools.partial(_log_delta, law, devices(law, frozen.draws))
     centre = frozen.centre + log_scale
-    root = log_sigma(lambda theta: estimate(terms, theta, epsilon), centre, log_delta)
+    root = log_sigma(functools.partial(estimate, terms, epsilon=epsilon), centre, log_delta)
     slopes = jax.grad(estimate, argnums=(0, 1), allow_int=True)
     by_terms, by_theta = slopes(terms, root, epsilon)
     # an estimate that rises with σ is none: its gradient is refused with it

@@ -225,23 +225,11 @@ def parameterization_of(strategy: Strategy, n: int) -> Parameterization:
     """
     if isinstance(strategy, TimeScaled):
         entry = _KINDS.get(strategy.base.kind)
-        return _between(strategy, n, parameterization_of, None if entry is None else entry.tilted)
+        tilted = None if entry is None else entry.tilted
+        return time_scale.scaled(strategy, n, parameterization_of, tilted)
     if strategy.kind not in _KINDS:
         raise _check.reject("strategy", strategy.kind, "has no parameters to optimize")
     return _KINDS[strategy.kind].parameterize(strategy, n)
-
-
-def _between(
-    strategy: TimeScaled,
-    n: int,
-    parameterize: Callable[[Any, int], Parameterization],
-    tilted: time_scale.Tilted | None,
-) -> Parameterization:
-    """Parameters of a C between two diagonals, B's by ``parameterize``."""
-    if tilted is not None:
-        strategy = time_scale.level(strategy, n, tilted)
-    base = parameterize(strategy.base, n)
-    return time_scale.scaled(strategy, n, base, levelled=tilted is not None)
 
 
 def scaled(kind: Kind) -> Kind:
@@ -267,7 +255,7 @@ def scaled(kind: Kind) -> Kind:
         return TimeScaled(base, strategy.rows, strategy.columns)
 
     def parameterize(strategy: TimeScaled, n: int) -> Parameterization:
-        return _between(strategy, n, kind.parameterize, kind.tilted)
+        return time_scale.scaled(strategy, n, kind.parameterize, kind.tilted)
 
     def begin(size: Size) -> list[Strategy]:
         if kind.plain_first:

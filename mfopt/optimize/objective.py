@@ -28,7 +28,7 @@ import numpy as np
 from mfopt import final_model, query_error
 from mfopt._runtime import _check, _quick
 from mfopt._runtime._arrays import Scalar
-from mfopt._runtime._float64 import float64
+from mfopt._runtime._float64 import wide
 from mfopt._runtime._types import JsonObject, PyTree
 from mfopt.accounting.monte_carlo import chunked, sharding
 from mfopt.accounting.monte_carlo.protocol import SampledLaw
@@ -41,9 +41,6 @@ from mfopt.workloads import PrefixSums, Workload
 
 Loss = Callable[[Strategy, Scalar], jax.Array]
 """A differentiable function of (strategy, σ); it is minimized as it stands."""
-
-Model = Callable[[np.ndarray], tuple[float, np.ndarray]]
-"""Parameters -> (value, gradient)."""
 
 # Largest distance of log σ, at a fixed scale of C, from where a proposal was placed: from there
 # the proposal is placed again. At ε = 0.5 values on a proposal 0.5 away are 0.14% too low.
@@ -203,7 +200,7 @@ class AmplifiedObjective:
       samples: frozen samples.
     """
 
-    @float64
+    @wide
     def __init__(
         self,
         loss: Loss,
@@ -230,6 +227,7 @@ class AmplifiedObjective:
         """Value and gradient on a proposal placed at ``parameters`` themselves."""
         return self.placed(parameters).evaluation
 
+    @wide
     def placed(
         self, parameters: np.ndarray, sigma: float = math.nan, anywhere: bool = True
     ) -> Tangent:
@@ -257,16 +255,23 @@ class AmplifiedObjective:
                 for _ in range(_ATTEMPTS):
                     if not (math.isfinite(guessed) and guessed > 0):
                         break
-                    tangent = self._tangent(parameters, statistic, self._place(statistic, guessed))
+                    proposal = self._law.proposal(statistic.reduced, guessed, self._epsilon)
+                    centre = math.log(guessed) - float(statistic.log_scale)
+                    tangent = self._tangent(parameters, statistic, Placement(proposal, centre))
                     if abs(tangent.drift) <= _CLOSE:
                         return tangent
                     guessed = tangent.evaluation.noise_multiplier
         return tangent
 
+    @wide
     def follow(self, parameters: np.ndarray, neighbour: Tangent, anywhere: bool = True) -> Tangent:
         """The tangent on the proposal of ``neighbour`` while that serves, else on its own."""
         statistic = self._statistic(parameters)
-        log_sigma = self._foreseen(neighbour, statistic.quadratic)
+        log_sigma, slope = neighbour.touch
+        parts = zip(jax.tree.leaves(slope), jax.tree.leaves(statistic.quadratic), strict=True)
+        weight = 2 * sum(float(np.sum(np.asarray(h) * np.asarray(g))) for h, g in parts)
+        # by the tangent; NaN where that is none
+        log_sigma = float(log_sigma) + math.log(weight) / 2 if weight > 0 else math.nan
         # samples are not asked on a proposal that will not serve
         distance = log_sigma - float(statistic.log_scale) - neighbour.placement.centre
         if not abs(distance) > KEEP:
@@ -275,28 +280,14 @@ class AmplifiedObjective:
                 return tangent
         return self.placed(parameters, math.exp(log_sigma), anywhere)
 
+    @wide
     def tangent(self, parameters: np.ndarray, placement: Placement) -> Tangent:
         """The tangent on a given proposal; its value is NaN where no σ near it meets the target."""
         return self._tangent(parameters, self._statistic(parameters), placement)
 
-    @float64
-    def _place(self, statistic: _Statistic, noise_multiplier: float) -> Placement:
-        """The proposal for this σ."""
-        proposal = self._law.proposal(statistic.reduced, noise_multiplier, self._epsilon)
-        return Placement(proposal, math.log(noise_multiplier) - float(statistic.log_scale))
-
     def _tangent(
         self, parameters: np.ndarray, statistic: _Statistic, placement: Placement
     ) -> Tangent:
-        evaluation, touch = self._touched(parameters, statistic, placement)
-        drift = float(touch[0]) - float(statistic.log_scale) - placement.centre
-        return Tangent(np.asarray(parameters), evaluation, placement, drift, touch)
-
-    @float64
-    def _touched(
-        self, parameters: np.ndarray, statistic: _Statistic, placement: Placement
-    ) -> tuple[Evaluation, tuple[Scalar, PyTree]]:
-        """(evaluation, (log σ, its slope)) at a point."""
         frozen = implicit.Frozen(self._draws, placement.proposal, placement.centre)
         target = np.asarray(self._epsilon), np.asarray(math.log(self._delta))
         log_sigma, slope = _slope(self._law, statistic.quadratic, frozen, *target)
@@ -305,38 +296,26 @@ class AmplifiedObjective:
         evaluation = Evaluation(
             float(value), np.asarray(gradient), math.exp(log_sigma), float(statistic.norm)
         )
-        return evaluation, touch
+        drift = float(log_sigma) - float(statistic.log_scale) - placement.centre
+        return Tangent(np.asarray(parameters), evaluation, placement, drift, touch)
 
-    def model(self, tangent: Tangent) -> Model:
-        """Parameters -> (value, gradient) with the σ of ``tangent``, without samples."""
+    @wide
+    def model(self, tangent: Tangent, parameters: np.ndarray) -> tuple[float, np.ndarray]:
+        """(value, gradient) at parameters with the σ of ``tangent``, without samples."""
+        value, gradient = self._compiled_model(parameters, *tangent.touch)
+        return float(value), np.asarray(gradient)
 
-        @float64
-        def evaluate(parameters: np.ndarray) -> tuple[float, np.ndarray]:
-            value, gradient = self._compiled_model(parameters, *tangent.touch)
-            return float(value), np.asarray(gradient)
-
-        return evaluate
-
-    @float64
     def _statistic(self, parameters: np.ndarray) -> _Statistic:
-        return _statistic(self._law, built(self._build, parameters))
+        found: _Statistic = jax.device_get(_statistic(self._law, built(self._build, parameters)))
+        return found
 
-    @float64
     def _guessed(self, parameters: np.ndarray) -> float:
         return self._law.near(built(self._build, parameters)).start(self._epsilon, self._delta)
 
-    @float64
     def _rough(self, parameters: np.ndarray) -> float:
         loss = self._law.near(built(self._build, parameters))
         model = OneUnit(loss, rough=True)
         return model.sought_noise_multiplier(self._epsilon, self._delta).value
-
-    def _foreseen(self, tangent: Tangent, quadratic: PyTree) -> float:
-        """log σ by a tangent; NaN where that is none."""
-        log_sigma, slope = tangent.touch
-        parts = zip(jax.tree.leaves(slope), jax.tree.leaves(quadratic), strict=True)
-        weight = 2 * sum(float(np.sum(np.asarray(h) * np.asarray(g))) for h, g in parts)
-        return float(log_sigma) + math.log(weight) / 2 if weight > 0 else math.nan
 
 
 @functools.partial(_quick.jit, static_argnums=0)

@@ -44,10 +44,6 @@ class Trace:
     interrupted: bool = False
     _started: float = dataclasses.field(default_factory=time.perf_counter)
 
-    def restart(self) -> None:
-        """Forget the best value, not the best point: the proposal has been placed again."""
-        self.best_value = math.inf
-
     def record(self, parameters: np.ndarray, evaluation: Evaluation) -> None:
         """Add one evaluation, and make its point the best where it is lowest."""
         if evaluation.value < self.best_value:
@@ -115,7 +111,7 @@ def lbfgs(
     for number, (length, first_step) in enumerate(_ROUNDS):
         placement = objective.placed(parameters, trace.best_sigma * trace.best_norm).placement
         earlier = len(trace.history)
-        trace.restart()
+        trace.best_value = math.inf  # not the best point: the proposal is placed again
         budget = min(length, steps - earlier)
         if placement.proposal is None:
             trace.record(parameters, Evaluation(math.nan, np.zeros(0), math.nan))

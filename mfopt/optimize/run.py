@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from mfopt._runtime import _check, _quick, _signals
-from mfopt._runtime._float64 import float64
+from mfopt._runtime._float64 import wide
 from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
 from mfopt.errors import FailureError, UsageError
 from mfopt.optimize import defaults, kinds, sizes
@@ -82,7 +82,7 @@ class InterruptedOptimization(KeyboardInterrupt):
         self.best = best
 
 
-@float64
+@wide
 def optimize(scheme: BinScheme, question: Question, progress: Report = silent) -> Optimized:
     """The strategy with the lowest error of (C, σ(C)) at (ε, δ) under the scheme's amplification.
 
@@ -149,7 +149,7 @@ def optimize(scheme: BinScheme, question: Question, progress: Report = silent) -
             ends.append(_best(job, planned, size, later_evaluations))
     best_index, forms = job.preferred(searches, ends)
     trace = ends[best_index]
-    strategy, mode_norm = normalized(trace.result(), scheme, trace.norm)
+    strategy, mode_norm = trace.normalized(scheme)
     optimum = Optimized(
         strategy,
         trace.best_value,
@@ -181,23 +181,6 @@ def _best(job: _Job, search: _Search, size: kinds.Size, later_evaluations: int) 
     if search.samples < _UNFITTED * kind.parameters(size):
         job.confirm(kind, candidates, trace, search.samples)
     return trace
-
-
-@float64
-def normalized(
-    strategy: Strategy, scheme: BinScheme, norm: float = math.nan
-) -> tuple[Strategy, float]:
-    """C scaled to a largest mode norm of 1, and that norm; ``norm`` is the one it has, if known.
-
-    (C, σ) and (a·C, a·σ) are one mechanism. At norm 1, σ is the noise multiplier of the Gaussian
-    mechanism that this is without amplification, so the σ of two runs can be compared. A kind
-    whose scale is part of its definition stays as it is, with the norm that it has. Of many bins
-    the norm is about that: no matrix of all of them is made for it.
-    """
-    if not norm > 0:
-        norm = float(_norm(law(scheme).coarse(), strategy))
-    rescaled = strategy.rescaled(1 / norm)
-    return (strategy, norm) if rescaled is None else (rescaled, 1.0)
 
 
 def _stretched(kind: Kind, shorter: int, n: int, strategy: Strategy) -> Strategy:
@@ -636,7 +619,7 @@ class _Job:
         if trace.best is None:
             return
         earlier = dataclasses.replace(trace)
-        trace.restart()
+        trace.best_value = math.inf
         try:
             begin = trace.best + _BACK * (start - trace.best)
             minimize(target, begin, Descent(trace, steps, tolerance))
@@ -662,11 +645,6 @@ class StartedTrace(Trace):
     target: str = dataclasses.field(kw_only=True, default="this target")
     begun: list[float] = dataclasses.field(kw_only=True, default_factory=list)
 
-    @property
-    def norm(self) -> float:
-        """The largest mode norm of the result; NaN where nobody knows it yet."""
-        return self.best_norm if self.stretch is None else math.nan
-
     def searched(self) -> Strategy:
         """The best strategy so far, of numpy arrays, as it is searched for.
 
@@ -681,7 +659,20 @@ class StartedTrace(Trace):
             )
         return built(self.build, self.best)
 
-    def result(self) -> Strategy:
-        """The best strategy so far for the scheme. Raises as :meth:`searched`."""
-        best = self.searched()
-        return best if self.stretch is None else self.stretch(best)
+    def normalized(self, scheme: BinScheme) -> tuple[Strategy, float]:
+        """The best C so far for the scheme at a largest mode norm of 1, and the norm that it has.
+
+        (C, σ) and (a·C, a·σ) are one mechanism. At norm 1, σ is the noise multiplier of the
+        Gaussian mechanism that this is without amplification, so the σ of two runs can be compared.
+        A kind whose scale is part of its definition stays as it is, with the norm that it has. Of
+        many bins the norm is about that: no matrix of all of them is made for it.
+
+        Raises as :meth:`searched`.
+        """
+        best, norm = self.searched(), self.best_norm
+        if self.stretch is not None:
+            best, norm = self.stretch(best), math.nan
+        if not norm > 0:
+            norm = float(_norm(law(scheme).coarse(), best))
+        rescaled = best.rescaled(1 / norm)
+        return (best, norm) if rescaled is None else (rescaled, 1.0)

@@ -14,7 +14,7 @@ import math
 import numpy as np
 import scipy.optimize
 
-from mfopt.optimize.objective import AmplifiedObjective, Model, Tangent
+from mfopt.optimize.objective import AmplifiedObjective, Tangent
 from mfopt.optimize.optimizers import Descent
 
 REACH = 5.0  # largest step, in each parameter
@@ -62,8 +62,7 @@ def minimize(
         return
     bend, width, renewed, checks = _Curvature(), REACH, True, 0
     while len(trace.history) < steps:
-        model = bend.added(objective.model(current), current.point)
-        predicted, reached = _minimum(model, current, width, tolerance)
+        predicted, reached = _minimum(objective, bend, current, width, tolerance)
         if current.evaluation.value - predicted < tolerance:
             if not renewed:  # what was learned may forbid what the tangent alone would promise
                 bend, width, renewed = _Curvature(), REACH, True
@@ -100,7 +99,7 @@ def minimize(
         if candidate.evaluation.usable and change < _WILD:
             bend.learn(
                 reached - current.point,
-                candidate.evaluation.gradient - objective.model(current)(reached)[1],
+                candidate.evaluation.gradient - objective.model(current, reached)[1],
             )
         if not (candidate.evaluation.usable and change < 0):
             trace.note(candidate.evaluation)
@@ -170,26 +169,21 @@ class _Curvature:
         if along > 1e-8 * np.linalg.norm(residual) * np.linalg.norm(step):
             self._parts.append(residual / math.sqrt(along))
 
-    def added(self, model: Model, centre: np.ndarray) -> Model:
-        """``model`` + (x - centre)ᵀ K (x - centre)/2."""
-
-        def bent(x: np.ndarray) -> tuple[float, np.ndarray]:
-            value, gradient = model(x)
-            away = x - centre
-            push = self.times(away)
-            return value + float(away @ push) / 2, gradient + push
-
-        return bent
-
 
 class _EnoughError(Exception):
     """Ends the minimization of a model."""
 
 
 def _minimum(
-    model: Model, tangent: Tangent, reach: float, tolerance: float
+    objective: AmplifiedObjective,
+    bend: _Curvature,
+    tangent: Tangent,
+    reach: float,
+    tolerance: float,
 ) -> tuple[float, np.ndarray]:
-    """(lowest value, where) of a model within ``reach`` of each parameter of ``tangent``.
+    """(lowest value, where) of a tangent's model within ``reach`` of each of its parameters.
+
+    The model has (x - x₀)ᵀ K (x - x₀)/2 added to it, with x₀ the tangent's point and K the bend's.
 
     It ends early where the rest cannot be worth it, or where the model cannot be trusted.
     """
@@ -199,7 +193,10 @@ def _minimum(
 
     def function(parameters: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal lowest, best
-        value_there, slope = model(parameters)
+        value_there, slope = objective.model(tangent, parameters)
+        away = parameters - tangent.point
+        push = bend.times(away)
+        value_there, slope = value_there + float(away @ push) / 2, slope + push
         if not (math.isfinite(value_there) and np.all(np.isfinite(slope))):
             return lowest + 1.0, np.zeros_like(parameters)  # the line search backs off
         if value_there < lowest:

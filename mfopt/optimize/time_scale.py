@@ -91,9 +91,8 @@ def level(strategy: TimeScaled, n: int, tilted: Tilted) -> TimeScaled:
 def scaled(
     strategy: TimeScaled,
     n: int,
-    base: Parameterization,
-    *,
-    levelled: bool,
+    parameterize: Callable[[Any, int], Parameterization],
+    tilted: Tilted | None,
 ) -> Parameterization:
     """Parameters of B, then those of p, then those of q.
 
@@ -102,14 +101,18 @@ def scaled(
     Args:
       strategy: where to begin.
       n: iterations.
-      base: parameters of its B.
-      levelled: whether q has neither slope nor mean (``strategy`` then comes from :func:`level`).
+      parameterize: (its B, n) -> parameters of B.
+      tilted: of the kind of B, which has then what q would have of slope and mean; None where B
+        can have neither.
     """
+    if tilted is not None:
+        strategy = level(strategy, n, tilted)
+    base = parameterize(strategy.base, n)
     positions = np.rint(places(KNOTS, n)).astype(int)
     log_rows, log_columns = (np.log(np.asarray(x))[positions] for x in strategy.diagonals(n))
     units = _units(KNOTS)
     p, q = (log_columns + log_rows) / units, (log_columns - log_rows) / (_DIFFERENCE * units)
-    build = _Build(base.build, len(base.start), n, levelled)
+    build = _Build(base.build, len(base.start), n, tilted is not None)
     return Parameterization(np.concatenate([base.start, p, q]), build)
 
 

@@ -21,7 +21,7 @@ import scipy
 
 from mfopt._runtime import _check, _sizes
 from mfopt._runtime._arrays import Array
-from mfopt._runtime._float64 import float64
+from mfopt._runtime._float64 import wide
 from mfopt.accounting.monte_carlo import nested
 from mfopt.accounting.monte_carlo.nested import Factor, HierarchicalLowRank
 from mfopt.sampling import BallsInBins, Scheme
@@ -62,7 +62,7 @@ def covers(scheme: Scheme) -> bool:
     return type(scheme) in _COVERED
 
 
-@float64
+@wide
 def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
     """The pair for accounting, without jitter.
 

@@ -68,7 +68,7 @@ import jax
 import jax.numpy as jnp
 
 from mfopt._runtime._arrays import Scalar
-from mfopt._runtime._float64 import float64
+from mfopt._runtime._float64 import wide
 from mfopt._runtime._types import PyTree
 from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo import chunked, convex
@@ -88,7 +88,7 @@ _SHIFT_WORTH = 3.0  # log: a proposal is tried where its ceiling is at most so f
 # --- proposals -----------------------------------------------------------------------------------
 
 
-@float64
+@wide
 def tilt(kind: str, order: float, ceilings: Ceilings, point: Point) -> Tilt:
     """The proposal of this kind and order, with its ceiling at a point.
 
@@ -109,7 +109,6 @@ def tilt(kind: str, order: float, ceilings: Ceilings, point: Point) -> Tilt:
     return Tilt(kind, order, log_largest + log_peak, detail)
 
 
-@float64
 def remove_tilts(ceilings: Ceilings, point: Point) -> list[Tilt]:
     """The proposal of least ceiling of each kind that may be best; the least of all first."""
     chain: Tilt | None = None
@@ -145,7 +144,6 @@ def _least_chain(kind: str, largest_order: int, ceilings: Ceilings, point: Point
     return best
 
 
-@float64
 def mean_tilt(ceilings: Ceilings, point: Point) -> Tilt:
     """The add direction's proposal of (about) the least ceiling.
 
@@ -168,7 +166,7 @@ class Asked(NamedTuple):
     payoff: Any
 
 
-@float64
+@wide
 def total(
     likelihood: Likelihood, tilt: Tilt, point: Point, samples: int, key: jax.Array, parts: int = 1
 ) -> tuple[Sums, int]:

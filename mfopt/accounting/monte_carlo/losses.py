@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import jax
 
-from mfopt._runtime._float64 import float64
+from mfopt._runtime._float64 import wide
 from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo import chunked, convex, importance
 from mfopt.accounting.monte_carlo.evidence import (
@@ -69,7 +69,7 @@ class LikelihoodLoss(SampledLoss):
         # a search asks many questions at few σ
         return functools.lru_cache(maxsize=8)(self._at)
 
-    @float64
+    @wide
     def _at(self, noise_multiplier: float, split: bool) -> tuple[Likelihood, Ceilings]:
         scaled = self.likelihood.scaled(noise_multiplier)
         if not split:
@@ -125,7 +125,6 @@ class LikelihoodLoss(SampledLoss):
         smooth = isinstance(paid.payoff, GaussianPayoff)
         return convex.uncut(paid) if smooth and gained < _GAINED else least
 
-    @float64
     def choose(
         self, direction: SampledDirection, point: Point, trial: Trial, log_mean: float | None = None
     ) -> Pilot:

@@ -286,9 +286,6 @@ def loss_of(given: object) -> SampledLoss:
     Raises:
       UsageError: it is neither.
     """
+    if isinstance(given, SampledLoss):
+        return given
     raise _check.reject("pair", type(given).__name__, "must be a dominating pair or a SampledLoss")
-
-
-@loss_of.register
-def _itself(given: SampledLoss) -> SampledLoss:
-    return given

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import jax
 
-from mfopt._runtime._float64 import float64
 from mfopt.accounting import solve
 from mfopt.accounting.model import Bounds, Estimate, LossModel, Plan, Side
 from mfopt.accounting.monte_carlo import chunked
@@ -139,7 +138,6 @@ class OneUnit(LossModel):
 
     # --- estimates -------------------------------------------------------------------------------
 
-    @float64
     def log_estimate(self, noise_multiplier: float, epsilon: float) -> float:
         removed = self._log_removed(noise_multiplier, epsilon, _SEARCH_SAMPLES)
         if self._rough:
@@ -153,7 +151,6 @@ class OneUnit(LossModel):
         log_mean = self._glanced(tilt, point, chunked.seed_key(0)).log_mean
         return max(removed, self._with_constant("add", log_mean))
 
-    @float64
     def _log_removed(
         self, noise_multiplier: float, epsilon: float, samples: int = _FIRST_SAMPLES
     ) -> float:
@@ -176,7 +173,6 @@ class OneUnit(LossModel):
     def guess(self, epsilon: float, delta: float) -> float:
         return self.loss.start(epsilon, delta)
 
-    @float64
     def find_noise_multiplier(self, epsilon: float, delta: float, key: jax.Array) -> Estimate:
         start = self._near
         if start is None:
@@ -371,7 +367,6 @@ class OneUnit(LossModel):
             numbers,
         )
 
-    @float64
     def log_below(
         self, noise_multiplier: float, epsilon: float, trial: Trial, enough: float = -math.inf
     ) -> float:
