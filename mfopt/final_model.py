@@ -20,7 +20,7 @@ of independent noise that would disturb the final model as much.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from mfopt.strategies import (
     Identity,
     Strategy,
 )
-from mfopt.workloads import Workload
+from mfopt.workloads import SHAPES, Workload
 
 CURVATURES = np.geomspace(0.1, 5, 10)  # h·Σ η
 AVERAGED = 8  # "averaged" is the mean of the iterates of the last 1/8 of a run
@@ -44,16 +44,7 @@ WORKLOAD_SHARE = 0.4
 _NEGLIGIBLE = 1e-4
 _BYTES = 480  # that an iteration takes for each schedule, while an error is computed
 
-_SHAPES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "constant": lambda remaining: np.ones_like(remaining),
-    "averaged": lambda remaining: np.ones_like(remaining),
-    "linear": lambda remaining: remaining,
-    "cosine": lambda remaining: (1 - np.cos(np.pi * remaining)) / 2,
-    "wsd": lambda remaining: np.minimum(
-        np.minimum(1, 10 * (1 - remaining + 1 / len(remaining))), 4 * remaining
-    ),
-}
-SCHEDULES = tuple(_SHAPES)
+SCHEDULES = tuple(SHAPES)
 DEFAULT_SCHEDULES = ("constant", "averaged", "linear", "wsd")
 """What the default C is for: no schedule is known, so none may be a trap."""
 
@@ -78,7 +69,7 @@ def learning_rates(schedule: Schedule, n: int) -> np.ndarray:
     """
     n = _sizes.iterations(n)
     if isinstance(schedule, str):
-        shape = _SHAPES[_check.choice("schedule", schedule, SCHEDULES)]
+        shape = SHAPES[_check.choice("schedule", schedule, SCHEDULES)]
         return shape(1 - np.arange(n) / n)
     try:
         rates = np.asarray(schedule, np.float64)

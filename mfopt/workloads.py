@@ -11,6 +11,7 @@ import abc
 import dataclasses
 import functools
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -193,6 +194,18 @@ class DenseWorkload(Workload):
     def materialize(self, n: int) -> np.ndarray:
         n = _at_most(n, len(self.matrix))
         return self.matrix[:n, :n]
+
+
+SHAPES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "constant": np.ones_like,
+    "averaged": np.ones_like,
+    "linear": np.positive,
+    "cosine": lambda remaining: (1 - np.cos(np.pi * remaining)) / 2,
+    "wsd": lambda remaining: np.minimum(
+        np.minimum(1, 10 * (1 - remaining + 1 / len(remaining))), 4 * remaining
+    ),
+}
+"""Learning-rate schedules by name: rates, shape (n,), of the share of a run that remains."""
 
 
 def linear_cooldown(n: int, start: int, stop: int, final: float) -> np.ndarray:

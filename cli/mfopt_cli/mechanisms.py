@@ -52,14 +52,15 @@ def workload(arguments: SimpleNamespace, n: int) -> Workload:
                 raise _check.reject("cooldown", cooldown, rule) from None
             rule = "must be START:STOP:FINAL, for example 500:2000:0.05"
             raise _check.reject("cooldown", cooldown, rule) from None
-    default = 0.95 if text == "momentum" else 0.0
-    return workloads.Momentum(default if momentum is None else momentum, rates)
+    return workloads.Momentum(momentum if text == "momentum" else 0.0, rates)
 
 
 def schedule(text: str | None) -> Schedule | None:
     """The learning rates of ``--schedule``: a name, or the array of a file."""
+    from mfopt.workloads import SHAPES
+
     if text is None or not text.endswith(".npy"):
-        return text
+        return _check.optional(_check.choice, "schedule", text, choices=SHAPES)
     from mfopt._runtime import _archive
 
     return _archive.array(text, "schedule")

@@ -27,7 +27,6 @@ N = TypeVar("N", int, float)
 Decorator = Callable[[Callable[..., object]], Callable[..., object]]
 
 
-FILE = click.Path()  # of an argument that must be there
 PATH = click.Path(path_type=Path)
 
 
@@ -96,10 +95,6 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> object:
         try:
-            for param in self.params:
-                if param.type is FILE:  # before anything large is imported
-                    name = param.name or ""
-                    ctx.params[name] = _check.file(name, ctx.params[name])
             if not _WITHOUT_JAX & set(ctx.command_path.split()[1:2]):
                 _address_space.require()
             return super().invoke(ctx)
@@ -261,6 +256,17 @@ def checked(rule: Callable[..., object]) -> Callable[..., object]:
     return lambda _, param, value: _check.optional(rule, param.name, value)
 
 
+def _report(name: str, value: object) -> Path:
+    """``value`` as the path of a file, which in the folder of a run is its privacy report."""
+    path = _check.path(name, value)
+    return _check.file(name, path / "privacy-report.json" if path.is_dir() else path)
+
+
+# callbacks of arguments that must be there
+FILE = checked(_check.file)
+REPORT = checked(_report)
+
+
 def eps(text: str = "Target ε > 0.", **keywords: object) -> Decorator:
     """``--eps``; a target, unless ``keywords`` have another callback."""
     keywords = {"callback": checked(_check.epsilon), **keywords}
@@ -363,4 +369,4 @@ def certificate(text: str) -> Decorator:
     )
 
 
-file_argument = click.argument("path", metavar="FILE", type=FILE)
+file_argument = click.argument("path", metavar="FILE", type=PATH, callback=FILE)

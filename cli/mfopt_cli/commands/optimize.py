@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mfopt.factorization import Factorization
     from mfopt.final_model import Schedule
     from mfopt.optimize import Search
+    from mfopt.workloads import Workload
 
 
 # iterations of an epoch up to which the host's CPU searches unless a device is named: a GPU was
@@ -120,7 +121,8 @@ _SMALL = 128
 @option(
     "--momentum",
     float,
-    "Momentum of --workload momentum [default: 0.95].",
+    "Momentum of --workload momentum.",
+    default=0.95,
     needs={"workload": "momentum"},
 )
 @option("--cooldown", str, "Learning-rate cooldown START:STOP:FINAL in steps, e.g. 500:2000:0.05.")
@@ -144,7 +146,7 @@ _SMALL = 128
 @options.certificate_kind
 @option("--steps", COUNT, "Maximum number of objective evaluations [default: by strategy].")
 @options.seed()
-@option("--init", PATH, "Start from this factorization.")
+@option("--init", PATH, "Start from this factorization.", callback=options.FILE)
 @options.unit
 @options.output_path(
     "Output file [default: mfopt-STRATEGY-EPOCHSxITERS-epsEPS.npz, with the form that was kept]."
@@ -175,6 +177,7 @@ def command(arguments: SimpleNamespace) -> int:
     if arguments.out:
         _check_free(arguments.out, arguments.force)
     rates = mechanisms.schedule(arguments.schedule)
+    workload = mechanisms.workload(arguments, arguments.epochs * arguments.iters)
     forms = _forms_to_search(arguments)
     answers.say_doubt([questionable_delta(arguments.delta)])
 
@@ -185,7 +188,7 @@ def command(arguments: SimpleNamespace) -> int:
 
     for form in forms:
         _check_free(named_after(form), arguments.force)
-    factorization = _made(arguments, rates)
+    factorization = _made(arguments, rates, workload)
     target = named_after(_kept(factorization) if len(forms) > 1 else forms[0])
     path = mechanisms.keep(factorization, target, force=arguments.force)
     answers.say_unused(
@@ -201,12 +204,11 @@ def command(arguments: SimpleNamespace) -> int:
     return _exit_code(factorization, path, saved_as_wanted=path == target)
 
 
-def _made(arguments: SimpleNamespace, rates: Schedule | None) -> Factorization:
+def _made(arguments: SimpleNamespace, rates: Schedule | None, workload: Workload) -> Factorization:
     """The factorization, also of a search that was stopped."""
     import mfopt
     from mfopt.errors import UncertifiedError
 
-    workload = mechanisms.workload(arguments, arguments.epochs * arguments.iters)
     names = "epsilon delta sampling separation max_participations strategy buffers bands memory"
     names += " objective privacy_unit seed certify_samples certificate"
     with Live(not arguments.quiet and not arguments.as_json, COMPILING) as live:
@@ -259,8 +261,6 @@ def _forms_to_search(arguments: SimpleNamespace) -> tuple[str, ...]:
         separation=arguments.separation,
         max_participations=arguments.max_participations,
     )
-    if arguments.init is not None:
-        _check.file("init", arguments.init)
     if arguments.sampling == "auto":
         return ("auto",)
     if arguments.memory is not None:

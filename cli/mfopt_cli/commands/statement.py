@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mfopt._runtime import _check
 from mfopt_cli import display, options
 from mfopt_cli.options import COUNT, option
 
@@ -19,7 +18,12 @@ _SUFFIXES = {"markdown": (".md", ".txt"), "html": (".html", ".htm")}
 
 
 @options.command("statement")
-@click.argument("path", metavar="FILE|RUN", type=options.PATH)
+@click.argument(
+    "path",
+    metavar="FILE|RUN",
+    type=options.PATH,
+    callback=options.REPORT,
+)
 @option(
     "--format",
     ("markdown", "html"),
@@ -58,12 +62,10 @@ def command(arguments: SimpleNamespace) -> None:
 
 
 def _statement(path: Path, units: int | None) -> Statement:
-    """The statement about a file or the folder of a run."""
+    """The statement about a factorization file or a privacy report."""
     from mfopt.experiments import statement
     from mfopt.factorization import load
 
-    if path.is_dir():
-        path = _check.file("path", path / "privacy-report.json")
     if path.suffix == ".json":
         from mfopt.training import verification
 

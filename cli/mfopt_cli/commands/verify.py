@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from mfopt.errors import FailureError
@@ -11,7 +13,7 @@ from mfopt_cli.options import option
 
 
 @click.command(cls=options.Command)
-@click.argument("report", type=click.Path())
+@click.argument("report", type=options.PATH, callback=options.REPORT)
 @option(
     "--factorization",
     click.Path(),
@@ -19,7 +21,7 @@ from mfopt_cli.options import option
 )
 @options.json_flag
 @options.quiet
-def command(report: str, factorization: str | None, as_json: bool, quiet: bool) -> None:
+def command(report: Path, factorization: str | None, as_json: bool, quiet: bool) -> None:
     """Verify the privacy report REPORT of a training run, or that in the run's folder.
 
     What follows from the report's inputs (the mechanism, σ, ε, δ, the sizes of noise and signal) is
