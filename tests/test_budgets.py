@@ -31,7 +31,7 @@ NODES = {
     "mfopt/strategies": 15_760,
     "mfopt/testing": 9_722,
     "mfopt/torch": 18_955,
-    "mfopt/training": 64_405,
+    "mfopt/training": 63_175,
     "cli": 28_180,
     "tests": 298_345,
 }

@@ -177,7 +177,7 @@ def test_settings_that_do_not_fit_are_refused(name, value, match):
 
 def test_another_number_of_local_epochs_is_another_run():
     local = dataclasses.replace(SETTINGS, local_epochs=2)
-    assert local.fingerprint != SETTINGS.fingerprint
+    assert local.fixed != SETTINGS.fixed
 
 
 @pytest.mark.ci

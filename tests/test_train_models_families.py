@@ -163,7 +163,10 @@ def test_two_private_steps(lora, saved, data, tmp_path):  # noqa: F811
     ("change", "words"),
     [
         ({"model_type": "bert"}, "model_type = 'bert': must be one of gpt2, llama"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "only linear and llama3 are supported"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+            "must be one of default, linear, llama3",
+        ),
         (
             {"rope_parameters": {**LLAMA3, "attention_factor": 2.0}},
             "attention_factor = 2.0: is not",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from mfopt_cli.commands.data import _source, build
+from processes import python
 from test_train_run import data, settings_for  # noqa: F401 (fixtures)
 from train_fixtures import synthetic_store
 from train_oracles import write_store
@@ -170,3 +171,11 @@ def test_early_stopping_looks_at_public_data_only(data, tmp_path):  # noqa: F811
     write_store(synthetic_store(num_users=20), folder_alone / "train")
     with pytest.raises(UsageError, match="no public part"):
         prepare(settings_for(folder_alone, tmp_path / "other", patience=1))
+
+
+def test_data_that_is_not_there_is_refused_before_jax_is_loaded():
+    program = (
+        "import sys\nfrom mfopt_cli.main import cli\ntry: cli(['train', '--data', 'nothing'])\n"
+        "except SystemExit as end: assert end.code == 2 and 'jax' not in sys.modules"
+    )
+    python("-c", program)

@@ -88,7 +88,7 @@ def test_the_account_in_a_folder_is_believed_only_where_it_is_proved(data, tmp_p
 
     def altered(**changes):
         kept = json.loads(honest)
-        path.write_text(json.dumps(kept | {"guarantee": kept["guarantee"] | changes}))
+        path.write_text(json.dumps(kept | changes))
 
     prepared = prepare(settings)
     sigma = prepared.account.noise_multiplier
@@ -233,7 +233,7 @@ def test_all_tokens_are_read_and_a_screen_says_so(data, tmp_path):
         assert store.num_tokens == cut.parts[name].num_tokens
         assert store.record_lengths().max() <= 8, name
     assert chunks.execution.units.population == cut.execution.units.population
-    assert chunks.guarantee.epsilon == cut.guarantee.epsilon
+    assert chunks.public_report["guarantee"] == cut.public_report["guarantee"]
     # a record that is the unit of the statement stays whole
     record = {"algorithm": "els", "privacy_unit": "record", "records_per_user": 9}
     whole = prepared_for("record", long_records="chunks", **record)
@@ -422,8 +422,8 @@ def test_settings_round_trip_and_refuse_what_is_unknown(tmp_path):
     assert config.load(path) == settings
     assert config.load(path, {"length": 7, "data": None}).length == 7
     moved = config.load(path, {"output": "elsewhere", "checkpoint_every": 9})
-    assert moved.fingerprint == settings.fingerprint
-    assert config.load(path, {"clip_norm": 2.0}).fingerprint != settings.fingerprint
+    assert moved.fixed == settings.fixed
+    assert config.load(path, {"clip_norm": 2.0}).fixed != settings.fixed
     for text, match in [
         ("[privacy]\nepsilom = 1.0\n", "epsilom"),
         ("[data]\nepsilon = 1.0\n", "epsilon"),

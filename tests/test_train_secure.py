@@ -91,7 +91,7 @@ def test_a_report_states_the_price_and_none_without_it_holds(data, tmp_path):  #
     assert facts["noise"]["epsilon"] == cost.epsilon > 0
     assert guarantee["epsilon"] > before_grid[0] <= 8.0 and guarantee["delta"] > before_grid[1]
     assert privacy.SECURE_NOT_COVERED in facts["not_covered"]
-    assert any(name == "secure noise" for name, _ in privacy.report_rows(facts))
+    assert "secure noise" in privacy.report_text(facts)
     lies = [
         {"guarantee": guarantee | {"epsilon": before_grid[0]}},
         {"guarantee": guarantee | {"delta": before_grid[1]}},
@@ -114,5 +114,5 @@ def test_what_it_does_not_go_with_is_refused(data, tmp_path):  # noqa: F811
     units = wired.units(synthetic_store())
     with pytest.raises(UsageError, match="one device, and there are 4"):
         wired.execution(units)
-    fingerprint = TrainConfig(factorization="f.npz").fingerprint
-    assert TrainConfig(factorization="f.npz", noise="secure").fingerprint != fingerprint
+    settings = TrainConfig(factorization="f.npz")
+    assert TrainConfig(factorization="f.npz", noise="secure").fixed != settings.fixed

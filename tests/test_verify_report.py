@@ -186,7 +186,7 @@ def test_the_command_line(data, tmp_path):  # noqa: F811
     for content in ("", "[]", "{}", '{"format": 3}', json.dumps(facts | {"sampling": 3})):
         path.write_text(content)
         bad = runner.invoke(command, [str(path), "--quiet"])
-        assert bad.exit_code == 2 and "report" in bad.stderr, content
+        assert bad.exit_code == 2 and "privacy report" in bad.stderr, content
     for _ in range(20):  # a part of it gone
         fewer = dict(facts)
         del fewer[rng.choice(sorted(fewer))]

@@ -9,6 +9,7 @@ the trainer's own; what a whole run writes into its folder is left out.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -27,13 +28,15 @@ from mfopt.experiments.cache import Cell, Result
 from mfopt.experiments.mechanisms import BALLS, Goal
 from mfopt.optimize import Form, Question, Target, factorize
 from mfopt.training import mesh as meshes
+from mfopt.training import privacy
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import EMBEDDED, TokenStore, open_parts
 from mfopt.training.execute import HELD_OUT
 from mfopt.training.loop import Trainer
 from mfopt.training.metrics import Evaluator
 from mfopt.training.models.huggingface import export_model
-from mfopt.training.prepare import Prepared, learning_rate_of, optimizer_of, prepare
+from mfopt.training.optimizers import make_optimizer, schedule
+from mfopt.training.prepare import RATE_WITHOUT_NOISE, Prepared, prepare
 from mfopt.training.secrets import RunSecret, uniform_hash
 from mfopt.training.units import Units, UserUnits
 from mfopt.training.wiring import Wiring
@@ -121,8 +124,13 @@ class Runs:
         prepared.close()
         self.prepared: Prepared = prepared
         self._config = dataclasses.replace(prepared.config, learning_rate=config.learning_rate)
+        execution = prepared.execution
         one = optax.chain(
-            optimizer_of(config, prepared.execution, 1.0),
+            make_optimizer(
+                config,
+                schedule(config.schedule, 1.0, execution.iterations),
+                None if execution.noise is None else privacy.noise_by_step(execution) ** 2,
+            ),
             optax.inject_hyperparams(optax.scale)(step_size=1.0),
         )
         self._trainer = Trainer(prepared.model, prepared.execution, one, mesh=prepared.mesh)
@@ -149,10 +157,14 @@ class Runs:
         prepared, config, secret = self.prepared, self._config, RunSecret.pinned(seed)
         wired = Wiring(config, prepared.account, secret, prepared.mesh)
         execution = wired.execution(self._units(wired, selection))
-        trainer = self._trainer.over(execution.units, execution.sampler)
+        trainer = copy.copy(self._trainer)  # its programs serve all units and batches of a shape
+        trainer.execution = execution
         if not rate:
-            fitted = dataclasses.replace(config, learning_rate=0.0, noise_move=move)
-            rate = learning_rate_of(fitted, execution)
+            rate = RATE_WITHOUT_NOISE
+            if execution.noise is not None:
+                move = dataclasses.replace(config, learning_rate=0.0, noise_move=move).move
+                settings = {"move": move, "momentum": config.momentum}
+                rate = privacy.fitted_rate(execution, config.optimizer, **settings)
         state = trainer.init(secret.key("noise"))
         size = jax.device_put(np.float32(rate), state.step.sharding)  # as a step hands it out
         optimizer = optax.tree.set(state.optimizer, step_size=size)
@@ -372,9 +384,9 @@ class TrainRunCell(Cell):
         every = [runs.run(seed=seed, **how) for seed in self.seeds]
         record["runs"], record["tokens"] = zip(*every, strict=True)
         prepared = runs.prepared
-        account, guarantee = prepared.account, prepared.guarantee
+        account, report = prepared.account, prepared.public_report
         record["noise_multiplier"] = None if account is None else account.noise_multiplier
-        record["guarantee"] = None if guarantee is None else guarantee.describe()
+        record["guarantee"] = None if report is None else report["guarantee"]
         return Result(record | {"parameters": prepared.model.num_params})
 
     def probability(self, users: int, settings: dict[str, Any]) -> float:

@@ -2,14 +2,14 @@
 
 A checkpoint holds the noise keys and buffers: with it the noise can be subtracted from what was
 released, so its folder has mode 0700. It is complete or absent: Orbax writes into a temporary
-folder and renames it. Its seal is an HMAC-SHA256 under the run's secret over every bit of the state
-and of the facts beside it. A run resumes from the newest one that reads back as it was written.
+folder and renames it. Its seal is an HMAC-SHA256 under the run's secret over the facts beside the
+state, among which are digests of every array of it. A run resumes from the newest one that reads
+back as it was written.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import hmac
 import json
 import logging
@@ -49,10 +49,6 @@ class _Restored(NamedTuple):
     state: TrainState
     facts: JsonObject
     damaged: dict[int, str]
-
-
-class _Damaged(FailureError):
-    """No checkpoint is valid, or not the one asked for."""
 
 
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
@@ -112,9 +108,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         ``run``, what a resumed run must agree with, and others.
         """
         items = _items(state)
-        facts = {**facts, "secret": _name(secret)}
-        facts["check"] = _check_of(facts)
-        facts["seal"] = secret.seal(_message(items, facts))
+        facts = {**facts, "arrays": _digests(items)}
+        facts["seal"] = _seal(secret, facts)
         parts = ocp.args.StandardSave(_detached(items)), ocp.args.JsonSave(facts)
         with self._told():  # of this save, or of the one before, which ends first
             args = ocp.args.Composite(state=parts[0], facts=parts[1])
@@ -137,8 +132,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             run: facts that the run agrees with.
 
         Raises:
-            UsageError: there is none, or it is of another secret or run.
-            _Damaged: none is whole, or not that of ``step``.
+            UsageError: there is none, or it is of another run.
+            FailureError: none is whole under this secret, or not that of ``step``.
         """
         candidates = list(reversed(self.steps)) if step is None else [step]
         if not candidates:
@@ -149,10 +144,12 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         damaged: dict[int, str] = {}
         for candidate in candidates:
             try:
-                with _damage_told():
-                    arrays, facts = self._read(secret, candidate, like, run or {})
-            except _Damaged as problem:
-                damaged[candidate] = str(problem)
+                arrays, facts = self._read(secret, candidate, like, run or {})
+            except (UsageError, MemoryError):
+                raise
+            # Whatever a reader of files raises on bytes that nobody wrote: there is no list of it.
+            except Exception as problem:
+                damaged[candidate] = _check.printable(str(problem).split("\n")[0][:200])
                 continue
             for number in (later for later in self.steps if later > candidate):
                 self._manager.delete(number)
@@ -168,7 +165,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         reasons = "; ".join(f"step {number}: {reason}" for number, reason in damaged.items())
         why = f"no checkpoint asked for in {self.folder} reads as it was written ({reasons}). "
         why += "Give another step with `resume_from`, or start a new run in another folder."
-        raise _Damaged(why)
+        raise FailureError(why)
 
     def _read(
         self, secret: RunSecret, step: int, like: TrainState, run: JsonObject
@@ -179,57 +176,34 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """
         request = ocp.args.Composite(facts=ocp.args.JsonRestore())
         facts = dict(self._manager.restore(step, args=request)["facts"])
-        body = {name: value for name, value in facts.items() if name not in ("check", "seal")}
-        if facts["check"] != _check_of(body):
-            raise ValueError("its facts are not what was written")
-        if facts["secret"] != _name(secret):
-            rule = f"is not that of the checkpoint of step {step}"
-            way_out = "Put the run's own secret back; without it the run cannot resume."
-            raise _check.reject("secret", str(self.folder.parent / "secret"), rule, way_out)
-        changed = [name for name in run if facts["run"].get(name) != run[name]]
+        if not hmac.compare_digest(facts.pop("seal"), _seal(secret, facts)):
+            raise ValueError("its facts are not what was written, or not under this run's secret")
+        before = facts.get("run", {})
+        changed = [f"{x} = {run[x]} (was {before.get(x)})" for x in run if run[x] != before.get(x)]
         if changed:
             rule = "differs from the run that wrote the checkpoint"
             way_out = "The same noise would meet other data: resume with its config.toml, or begin "
             raise _check.reject("resume", ", ".join(changed), rule, f"{way_out}anew.")
-        seal = facts.pop("seal")
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _items(like))
         request = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
         with scope():
             arrays = self._manager.restore(step, args=request)["state"]
-        if not hmac.compare_digest(secret.seal(_message(arrays, facts)), seal):
-            raise ValueError("its seal does not hold")
-        return arrays, {name: value for name, value in body.items() if name != "secret"}
+        if _digests(arrays) != facts["arrays"]:
+            raise ValueError("its arrays are not what was written")
+        return arrays, facts
 
 
-@contextlib.contextmanager
-def _damage_told() -> Iterator[None]:
-    """Raise :class:`_Damaged` with the reason where a checkpoint reads otherwise than written."""
-    try:
-        yield
-    except (UsageError, MemoryError):
-        raise
-    # Whatever a reader of files raises on bytes that nobody wrote: there is no list of it.
-    except Exception as problem:
-        raise _Damaged(_check.printable(str(problem).split("\n")[0][:200])) from None
+def _seal(secret: RunSecret, facts: JsonObject) -> str:
+    """Seal of the facts, read before the state can be; it holds digests of the state's arrays."""
+    return secret.seal(json.dumps(facts, sort_keys=True).encode())
 
 
-def _name(secret: RunSecret) -> str:
-    """Tells one secret from another, and nothing about it."""
-    return secret.derive("name").hex()[:16]
-
-
-def _check_of(facts: JsonObject) -> str:
-    """A checksum of the facts alone: what they say of the run is read before the seal can be."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-def _message(items: Mapping[str, list[Array]], facts: JsonObject) -> bytes:
-    """Sealed message: the facts, and a digest of each array."""
-    arrays = [{name: leaf} for name, leaves in sorted(items.items()) for leaf in leaves]
+def _digests(items: Mapping[str, list[Array]]) -> dict[str, list[str]]:
+    """A digest of each array of a state, by part."""
     # hashing lets other threads run; all processes gather the same array at once
     with ThreadPoolExecutor(None if jax.process_count() == 1 else 1) as threads:
-        digests = list(threads.map(meshes.digest_of, arrays))
-    return "\n".join([json.dumps(facts, sort_keys=True), *digests]).encode()
+        digests = {name: threads.map(meshes.digest_of, part) for name, part in items.items()}
+        return {name: list(part) for name, part in digests.items()}
 
 
 def _items(state: TrainState) -> dict[str, list[Array]]:

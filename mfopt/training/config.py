@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
 import tomllib
 from collections.abc import Callable, Iterator
@@ -33,7 +32,6 @@ SECTIONS = (
     *("optimizer", "model", "pretraining", "run"),
 )
 SCHEDULES = ("constant", "cooldown", "cosine", "linear")
-_MADE_BY = "The file comes from `mfopt optimize`."
 # How far the noise alone may move a parameter, root mean square over the steps of a run; a weight
 # of a language model has the size of 0.02 to 0.1. The second: of a model that has read text of the
 # private data's own kind, which is what pretraining on the public part of "stdlib" makes
@@ -236,37 +234,71 @@ class TrainConfig:
 
     def _rules(self) -> Iterator[tuple[object, str, str, str]]:
         """Yield (whether it is broken, settings, rule, way out), for rules about several."""
-        chosen = f"algorithm = {self.algorithm!r}"
+        chosen, private = f"algorithm = {self.algorithm!r}", self.algorithm != "none"
         for field in dataclasses.fields(self):
             if field.metadata["section"] == "federated" and self.algorithm != "fedavg":
-                way_out = "Use algorithm = 'fedavg', or leave it out."
-                ignored = getattr(self, field.name) != field.default
-                yield ignored, field.name, f"has no effect on {chosen}", way_out
+                yield (
+                    getattr(self, field.name) != field.default,
+                    field.name,
+                    f"has no effect on {chosen}",
+                    "Use algorithm = 'fedavg', or leave it out.",
+                )
         for name in ("local_batch", "weight_cap"):
-            rule = f"is more than `records_per_user` = {self.records_per_user}: no user reads so "
-            exceeds = getattr(self, name) > self.records_per_user
-            yield exceeds, name, f"{rule}many in a step", ""
-        private = self.algorithm != "none"
-        yield not private and self.noise == "secure", "noise", f"has no effect on {chosen}", ""
-        able = private and self.noise == "float"
-        rule = "is for private runs with noise = 'float'"
-        yield self.validation_bound and not able, "validation_bound", rule, ""
-        moved = self.noise_move and self.learning_rate
-        yield moved, "noise_move", "fits the learning rate, and that is given", ""
-        uneven = not self.model and self.width % self.heads
-        yield uneven, "heads", f"must divide `width` = {self.width}", ""
-        rule, way_out = "give either a factorization file or `sampling`", _MADE_BY
-        yield bool(self.factorization) == bool(self.sampling), "factorization", rule, way_out
-        half = bool(self.epsilon) != bool(self.delta)
-        yield half, "delta" if self.epsilon else "epsilon", "must be above 0: a target has both", ""
-        forms = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in OPTIMIZED.items())
-        rule = f"is not optimized for this sampling and algorithm ({forms})"
-        way_out = "Make the file with `mfopt optimize`, or use strategy = 'identity'."
-        yield self.strategy != "identity" and not self.optimizes, "strategy", rule, way_out
+            yield (
+                getattr(self, name) > self.records_per_user,
+                name,
+                f"is more than `records_per_user` = {self.records_per_user}: no user reads so many "
+                "in a step",
+                "",
+            )
         if self.sampling:
             self.scheme()
-        missing = self.sampling and private and not (self.epsilon and self.delta)
-        yield missing, "epsilon, delta", "are needed with `sampling`", ""
+        forms = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in OPTIMIZED.items())
+        yield from (
+            (not private and self.noise == "secure", "noise", f"has no effect on {chosen}", ""),
+            (
+                self.validation_bound and not (private and self.noise == "float"),
+                "validation_bound",
+                "is for private runs with noise = 'float'",
+                "",
+            ),
+            (
+                self.noise_move and self.learning_rate,
+                "noise_move",
+                "fits the learning rate, and that is given",
+                "",
+            ),
+            (
+                not self.model and self.width % self.heads,
+                "heads",
+                f"must divide `width` = {self.width}",
+                "",
+            ),
+            (
+                bool(self.factorization) == bool(self.sampling),
+                "factorization",
+                "give either a factorization file or `sampling`",
+                "The file comes from `mfopt optimize`.",
+            ),
+            (
+                bool(self.epsilon) != bool(self.delta),
+                "delta" if self.epsilon else "epsilon",
+                "must be above 0: a target has both",
+                "",
+            ),
+            (
+                self.strategy != "identity" and not self.optimizes,
+                "strategy",
+                f"is not optimized for this sampling and algorithm ({forms})",
+                "Make the file with `mfopt optimize`, or use strategy = 'identity'.",
+            ),
+            (
+                self.sampling and private and not (self.epsilon and self.delta),
+                "epsilon, delta",
+                "are needed with `sampling`",
+                "",
+            ),
+        )
 
     @property
     def in_chunks(self) -> bool:
@@ -302,11 +334,10 @@ class TrainConfig:
         return sampling.parse(self.sampling)
 
     @property
-    def fingerprint(self) -> str:
-        """Identifies all settings that change the numbers of a run."""
+    def fixed(self) -> JsonObject:
+        """The settings that change the numbers of a run, and stay when it is resumed."""
         fields = [field for field in dataclasses.fields(self) if not field.metadata["run"]]
-        kept = {field.name: getattr(self, field.name) for field in fields}
-        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+        return {field.name: getattr(self, field.name) for field in fields}
 
     def to_toml(self) -> str:
         """The settings as a TOML file that :func:`load` reads back."""

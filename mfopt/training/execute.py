@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from mfopt.training import metrics
 from mfopt.training import validation as validated
 from mfopt.training.checkpoint import Checkpoints
 from mfopt.training.continued import path_of
+from mfopt.training.data.store import write_json
 from mfopt.training.folder import CHECKPOINTS, MODEL, REPORT, mark_used
 from mfopt.training.loop import TrainState
 from mfopt.training.metrics import Evaluator, HeldOutLoss
@@ -50,11 +50,11 @@ def execute(
     Returns:
         A summary: steps done, evaluations before and after, the privacy report.
     """
-    try:
-        with Checkpoints(prepared.folder / CHECKPOINTS) as checkpoints:
-            return _execute(prepared, checkpoints, resume_from, progress)
-    finally:
-        prepared.close()
+    with (
+        contextlib.closing(prepared),
+        Checkpoints(prepared.folder / CHECKPOINTS) as checkpoints,
+    ):
+        return _execute(prepared, checkpoints, resume_from, progress)
 
 
 def _execute(
@@ -70,7 +70,13 @@ def _execute(
         checkpoints.save(state, prepared.secret, facts)
 
     if checkpoints.steps or resume_from is not None:
-        state, history = _restored(prepared, checkpoints, state, resume_from, progress)
+        restored = checkpoints.restore(state, prepared.secret, resume_from, prepared.facts)
+        for number, reason in restored.damaged.items():
+            note = f"the checkpoint of step {number} is damaged ({reason}) and was removed"
+            progress(Progress("training", note=note, lasting=True))
+        state, history = restored.state, list(restored.facts["public_losses"])
+        note = f"resuming after step {int(state.step)}"
+        progress(Progress("training", note=note, lasting=True))
     else:
         # before the first draw is used: a killed run goes on with its own draws, on its own data
         save()
@@ -140,23 +146,6 @@ def _execute(
         "privacy": stated,
         "output": str(folder),
     }
-
-
-def _restored(
-    prepared: Prepared,
-    checkpoints: Checkpoints,
-    like: TrainState,
-    step: int | None,
-    progress: Report,
-) -> tuple[TrainState, list[float]]:
-    """State of a checkpoint of this very run, and its losses on the public part."""
-    restored = checkpoints.restore(like, prepared.secret, step, prepared.facts)
-    for number, reason in restored.damaged.items():
-        note = f"the checkpoint of step {number} is damaged ({reason}) and was removed"
-        progress(Progress("training", note=note, lasting=True))
-    note = f"resuming after step {int(restored.state.step)}"
-    progress(Progress("training", note=note, lasting=True))
-    return restored.state, list(restored.facts["public_losses"])
 
 
 def _settled(history: list[float], patience: int) -> bool:
@@ -235,6 +224,5 @@ def _write_report(prepared: Prepared, done: int) -> JsonObject | None:
     if jax.process_index() == 0:
         _files.write(prepared.folder / "config.toml", prepared.config.to_toml())
         if report is not None:
-            text = json.dumps(report, indent=2, sort_keys=True) + "\n"
-            _files.write(prepared.folder / REPORT, text)
+            write_json(prepared.folder / REPORT, report)
     return report

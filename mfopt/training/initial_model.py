@@ -24,6 +24,7 @@ from mfopt.training.batching import Sampler
 from mfopt.training.clipping import NoClipping
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore
+from mfopt.training.data.store import Rows
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
 from mfopt.training.models.decoder import LoRAConfig
@@ -149,7 +150,7 @@ class _CorpusUnits(Units):
         self.store, self.length, self._seed = store, length, seed
         super().__init__(1, {"unit": "block", "records": records, "length": length})
 
-    def fetch(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+    def fetch(self, units: np.ndarray, step: int) -> Rows:
         rng = np.random.default_rng([self._seed, step])
         count = self.store.num_records
         records = rng.choice(count, self.records, replace=self.records > count)

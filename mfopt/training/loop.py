@@ -10,7 +10,6 @@ and everything after the noise is post-processing.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -158,17 +157,6 @@ class Trainer:
             lambda state, total: self._apply(state, total, keep_release),
             donate_argnums=(0, 1) if keep_release else (0,),
         )
-
-    def over(self, units: Units, sampler: Sampler) -> Trainer:
-        """Trainer over other units and batches of the same shapes; nothing is compiled again."""
-        mine = self.execution.sampler
-        for name in ("population", "scheme", "microbatch"):
-            if getattr(sampler, name) != getattr(mine, name):
-                rule = f"must be {getattr(mine, name)!r}, as the programs were made for"
-                raise _check.reject(name, getattr(sampler, name), rule)
-        twin = copy.copy(self)
-        twin.execution = dataclasses.replace(self.execution, units=units, sampler=sampler)
-        return twin
 
     def init(self, key: Any = None) -> TrainState:
         """The state before step 0.

@@ -24,7 +24,7 @@ from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig, load
 from mfopt.training.continued import earlier_report
 from mfopt.training.data import EMBEDDED, TokenStore, open_parts, screen, verify_all
-from mfopt.training.data.stdlib import build_lines, build_stdlib, lines_of
+from mfopt.training.data.stdlib import build_lines, build_stdlib
 from mfopt.training.folder import (
     MODEL,
     check_folder,
@@ -49,7 +49,7 @@ RATE_WITHOUT_NOISE = 2e-3
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """Everything a run needs, checked. ``guarantee`` is None for the non-private baseline.
+    """Everything a run needs, checked.
 
     It holds the output folder against other runs until it is closed (or, at the latest, until the
     process ends).
@@ -61,7 +61,6 @@ class Prepared:
     model: Model
     account: Factorization | None
     execution: Execution
-    guarantee: Guarantee | None
     trainer: Trainer
     secret: RunSecret
     mesh: Mesh
@@ -97,18 +96,7 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> bool:
     Returns True if there was no output folder.
     """
     check_folder(Path(config.output), resume)
-    if config.data in EMBEDDED:  # a file of that name can be given as ./stdlib
-        pass
-    elif Path(config.data).is_file():
-        lines_of(config.data)
-    else:
-        parts = open_parts(config.data, "data")
-        for name in ("pretrain_steps", "patience"):
-            validated = name == "patience" and config.validation_bound
-            if getattr(config, name) and "public" not in parts and not validated:
-                way_out = "Build it with a public part, or pretrain elsewhere and give `model`."
-                rule = "the data has no public part"
-                raise _check.reject(name, getattr(config, name), rule, way_out)
+    screen.check(config)
     if initial_model.made_elsewhere(config.model):
         initial_model.maker_of(config)
     elif config.model:
@@ -153,8 +141,10 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     train = parts["train"]
     secret = secret_of(config, folder, resuming)
     account = account_of(config, folder, progress, resuming=resuming)
-    if resuming:
-        config = _with_settings_of_start(config, folder, mesh)
+    if resuming and not config.microbatch:
+        # that of the run's start, so that sums are rounded alike, where the devices can share it
+        started = load(folder / "config.toml").microbatch
+        config = dataclasses.replace(config, microbatch=started * (started % mesh.size == 0))
     wiring = Wiring(config, account, secret, mesh)
     execution = wiring.execution(wiring.units(train))
     guarantee = wiring.statement(execution)
@@ -175,8 +165,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     if mesh.size > 1:  # of these, too, no device holds more than its share
         arrays = {"params": model.params, "frozen": model.frozen}
         model = dataclasses.replace(model, **jax.tree.map(np.array, arrays))
-    facts = {
-        "settings": config.fingerprint,
+    facts = config.fixed | {
         "data": train.digest,
         "model": model_digest,
         "tokenizer": train.metadata.get("tokenizer_digest", ""),
@@ -184,7 +173,11 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
         "validation": validation and validation.describe(),
         "continues": earlier and hashlib.sha256(json.dumps(earlier).encode()).hexdigest(),
     }
-    rate = learning_rate_of(config, execution)
+    rate = config.learning_rate or (
+        privacy.fitted_rate(execution, config.optimizer, move=config.move, momentum=config.momentum)
+        if account
+        else RATE_WITHOUT_NOISE
+    )
     facts["learning_rate"] = rate
     public_report = None
     if account is not None and guarantee is not None:
@@ -201,10 +194,18 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
             black_box=config.algorithm == "group",
             validation=facts["validation"],
         )
-        public_report["learning_rate"] = _rate_facts(config, rate)
+        public_report["learning_rate"] = {
+            "value": rate,
+            "chosen": privacy.CHOSEN["learning_rate" if config.learning_rate else ""],
+            "noise_move": config.move,
+            "optimizer": config.optimizer,
+            "momentum": config.momentum,
+        }
         if earlier is not None:
             public_report["continues"] = earlier
-    optimizer = optimizer_of(config, execution, rate)
+    variance = privacy.noise_by_step(execution) ** 2 if account else None
+    rates = schedule(config.schedule, rate, execution.iterations)
+    optimizer = make_optimizer(config, rates, variance)
     return Prepared(
         config=config,
         parts=parts,
@@ -212,7 +213,6 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
         model=model,
         account=account,
         execution=execution,
-        guarantee=guarantee,
         trainer=Trainer(model, execution, optimizer, mesh=mesh),
         secret=secret,
         mesh=mesh,
@@ -225,17 +225,6 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
 
 def _tell(progress: Report, note: str) -> None:
     progress(Progress("preparing", note=note, lasting=True))
-
-
-def _with_settings_of_start(config: TrainConfig, folder: Path, mesh: Mesh) -> TrainConfig:
-    """``config`` with the microbatch chosen at the run's start, so that sums are rounded alike.
-
-    Not where the devices that there are now cannot share it: it is then chosen again.
-    """
-    started = load(folder / "config.toml").microbatch
-    if config.microbatch or started % mesh.size:
-        return config
-    return dataclasses.replace(config, microbatch=started)
 
 
 def _affordable(
@@ -260,37 +249,6 @@ def _affordable(
     if guarantee is not None:
         privacy.with_grid(guarantee, fitting, model.num_params)
     return fitting
-
-
-def _rate_facts(config: TrainConfig, rate: float) -> JsonObject:
-    """The learning rate and how it was chosen, for the privacy report."""
-    return {
-        "value": rate,
-        "chosen": privacy.CHOSEN["learning_rate" if config.learning_rate else ""],
-        "noise_move": config.move,
-        "optimizer": config.optimizer,
-        "momentum": config.momentum,
-    }
-
-
-def learning_rate_of(config: TrainConfig, execution: Execution) -> float:
-    """The learning rate of a run: as set, or fitted to its noise."""
-    if config.learning_rate:
-        return config.learning_rate
-    if execution.noise is None:
-        return RATE_WITHOUT_NOISE
-    return privacy.fitted_rate(
-        execution, config.optimizer, move=config.move, momentum=config.momentum
-    )
-
-
-def optimizer_of(config: TrainConfig, execution: Execution, rate: float) -> Any:
-    """The optimizer of a run at a learning rate."""
-    corrects = execution.noise is not None and config.optimizer == "adam-bc"
-    rates = schedule(config.schedule, rate, execution.iterations)
-    return make_optimizer(
-        config, rates, privacy.noise_by_step(execution) ** 2 if corrects else None
-    )
 
 
 def _folder_of_data(config: TrainConfig) -> Path:

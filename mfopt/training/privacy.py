@@ -311,8 +311,8 @@ def report(
     }
 
 
-def report_rows(facts: JsonObject) -> list[tuple[str, str]]:
-    """The report for people, as names and values."""
+def report_text(facts: JsonObject) -> str:
+    """The report for people: names and values, and what is not covered, a line each."""
     guarantee, sizes = facts["guarantee"], facts["noise_against_signal"]
     scheme = facts["sampling"]["scheme"]
     details = ", ".join(f"{name} {value}" for name, value in scheme.items() if name != "kind")
@@ -358,12 +358,6 @@ def report_rows(facts: JsonObject) -> list[tuple[str, str]]:
     if guarantee["status"] == "estimate":
         rows.append(("NO GUARANTEE", "the account is an estimate: certify the file first"))
     # that the default normalizer is as public as the number of units is no fault of the settings
-    return rows + [
-        ("note" if _PUBLIC_NUMBER in text else "WARNING", text) for text in facts["warnings"]
-    ]
-
-
-def report_text(facts: JsonObject) -> str:
-    """:func:`report_rows` and what is not covered, a line each."""
-    lines = [f"{name:<17} {value}" for name, value in report_rows(facts)]
+    rows += [("note" if _PUBLIC_NUMBER in text else "WARNING", text) for text in facts["warnings"]]
+    lines = [f"{name:<17} {value}" for name, value in rows]
     return "\n".join([*lines, "not covered:", *(f"  - {text}" for text in facts["not_covered"])])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from mfopt.factorization import Factorization
 from mfopt.training import privacy, verification
 from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping
+from mfopt.training.data.store import write_json
 from mfopt.training.loop import Execution
 from mfopt.training.units import Units
 
@@ -81,7 +81,7 @@ def write_receipt(path: str | os.PathLike[str], run: Any, state: Any = None) -> 
     if path.exists() and not _is_of(path, facts["units"]):
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         path.rename(path.with_suffix(f".{digest[:8]}{path.suffix}"))
-    _files.write(path, json.dumps(facts, indent=2, sort_keys=True) + "\n")
+    write_json(path, facts)
 
 
 def _is_of(path: Path, units: JsonObject) -> bool:

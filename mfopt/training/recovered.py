@@ -27,6 +27,7 @@ from mfopt.training import executed, sizes
 from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore
+from mfopt.training.data.store import Rows
 from mfopt.training.executed import Finding, certain
 from mfopt.training.initial_model import initial_model
 from mfopt.training.loop import Execution, Trainer
@@ -176,6 +177,7 @@ class _Run:
         self.bound = 1.0 if settings.normalized else settings.clip_norm
         self.sigma = account.noise_multiplier * self.bound
         model = trainer.model
+        self.holds: dict[str, bool] = defaultdict(lambda: True)
 
         def mean(params: PyTree, tokens: jax.Array, mask: jax.Array) -> jax.Array:
             losses = jax.vmap(model.loss, (None, None, 0, 0))(params, model.frozen, tokens, mask)
@@ -194,14 +196,13 @@ class _Run:
 
     def findings(self, n: int, progress: Report) -> list[Finding]:
         """Findings of ``n`` steps."""
-        holds: dict[str, bool] = defaultdict(lambda: True)
         length = self.account.sampling.length
         # the first steps of C, which is lower triangular
         columns = np.asarray(self.account.strategy.multiply(np.eye(length, n)))[:n]
-        lattice = self._published(columns[0, 0], holds)
-        self._pairs(holds)
+        lattice = self._published(columns[0, 0])
+        self._pairs()
         by_step = []
-        for step, step_findings in enumerate(self._steps(n, holds)):
+        for step, step_findings in enumerate(self._steps(n)):
             by_step.append(step_findings)
             progress(Progress("training the run's own model on canaries", step + 1, n, "steps"))
         noise, totals = (np.stack(part) / self.sigma for part in zip(*by_step, strict=True))
@@ -209,13 +210,13 @@ class _Run:
         other_noise = self.normalizer * second_release / self.sigma - totals[0]
         white, signal = columns @ noise, columns @ totals
         return [
-            *(certain(name, holds_now) for name, holds_now in holds.items()),
+            *(certain(name, holds_now) for name, holds_now in self.holds.items()),
             lattice,
             executed.compare_signal(white, signal, self.arrays),
             *executed.compare_noise(white, self.arrays, columns[0, 0] * other_noise),
         ]
 
-    def _steps(self, n: int, holds: dict[str, bool]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _steps(self, n: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(the noise, the sum of the contributions) of each step, at the tested coordinates."""
         trainer = self.trainer
         state = trainer.init(self.secret.key("noise"))
@@ -223,27 +224,29 @@ class _Run:
         for result in trainer.run(state, n):
             batch = result.batch
             units, drawn = batch[batch >= 0], self.drawn[result.step]
-            holds["units that were drawn, each once"] &= np.array_equal(np.sort(units), drawn)
-            total = self._total(params, drawn, result.step, holds)
+            self.holds["units that were drawn, each once"] &= np.array_equal(np.sort(units), drawn)
+            total = self._total(params, drawn, result.step)
             if result.step < _CLOSELY:
                 summed = _flat(trainer.sum(params, batch, result.step).gradient)
                 rounding = _ROUNDING[self.settings.compute_dtype] * max(1, len(drawn))
-                holds["sums of clipped gradients"] &= _norm(summed - total) <= rounding * self.bound
+                self.holds["sums of clipped gradients"] &= (
+                    _norm(summed - total) <= rounding * self.bound
+                )
                 for unit in drawn[:_CLOSELY].tolist():
                     single = np.full((1, batch.shape[1]), -1)
                     single[0, 0] = unit
                     contribution = trainer.sum(params, single, result.step).gradient
                     within = _norm(_flat(contribution)) <= self.bound
-                    holds["contributions within the bound"] &= within
+                    self.holds["contributions within the bound"] &= within
             release, begin = _flat(result.release), _flat(params)
             params = jax.tree.map(jnp.copy, result.state.params)
             difference = _flat(params) - (begin - _RATE * release)
             size = _norm(begin) + _RATE * _norm(release)
-            holds["parameters move by the release alone"] &= _norm(difference) <= 1e-6 * size
+            self.holds["parameters move by the release alone"] &= _norm(difference) <= 1e-6 * size
             signal = total[self.tested]
             yield self.normalizer * release[self.tested] - signal, signal
 
-    def _pairs(self, holds: dict[str, bool]) -> None:
+    def _pairs(self) -> None:
         """Check what each odd user changes in a whole release: others, noise and batch as before.
 
         It must be that user's contribution by the definition, divided by the normalizer, and no
@@ -254,25 +257,25 @@ class _Run:
         fixed_units = np.arange(units.population)[-_OTHERS:]
         params = self.trainer.init(self.secret.key("noise")).params
         released_before = self._released(fixed_units)
-        sum_before = self._total(params, fixed_units, 0, holds)
+        sum_before = self._total(params, fixed_units, 0)
         group = settings.group_size
         limit = self.bound * group
         for user in range(self.odd):
             numbers = np.setdiff1d(self._numbers_of(user), fixed_units)
             if settings.privacy_unit == "record":
                 numbers = numbers[:1]
-            holds["units of a user, at most as accounted"] &= len(numbers) <= group
+            self.holds["units of a user, at most as accounted"] &= len(numbers) <= group
             union = np.union1d(numbers, fixed_units)
             released_after = self._released(union)
             change = self.normalizer * (released_after - released_before)
-            difference = change - (self._total(params, union, 0, holds) - sum_before)
+            difference = change - (self._total(params, union, 0) - sum_before)
             # a release is float32: with noise in it more is rounded away than of a sum
             rounded = _RELEASE_ROUNDING * self.normalizer * _norm(released_after)
             rounding = _ROUNDING[settings.compute_dtype] * len(union) * self.bound
-            holds["change of a release by one user"] &= _norm(difference) <= rounding + rounded
-            holds["largest change of a release"] &= _norm(change) <= limit + rounded
+            self.holds["change of a release by one user"] &= _norm(difference) <= rounding + rounded
+            self.holds["largest change of a release"] &= _norm(change) <= limit + rounded
 
-    def _published(self, scale: float, holds: dict[str, bool]) -> Finding:
+    def _published(self, scale: float) -> Finding:
         """Test the noise of a step without any unit under a published key.
 
         Its first draws must be the published ones, and it takes as many values as float32 has: a
@@ -285,7 +288,7 @@ class _Run:
         if self.settings.noise != "secure":  # which has another generator
             drawn = noise[: len(PUBLISHED_DRAWS)]
             away = self.normalizer * scale / self.sigma * drawn - PUBLISHED_DRAWS[: len(drawn)]
-            holds["draws under a published key"] &= bool(np.all(np.abs(away) < _DRAW_ROUNDING))
+            self.holds["draws under a published key"] &= bool(np.all(np.abs(away) < _DRAW_ROUNDING))
         values = noise[self.tested][:_LATTICE]
         repeated = len(values) - len(np.unique(values))
         chance = stats.binom.sf(repeated - 1, len(values), len(values) * _LIKELIEST)
@@ -296,10 +299,9 @@ class _Run:
 
         ``key``: of the noise; None: that of the run.
         """
-        execution = self.trainer.execution
-        sampler = copy.copy(execution.sampler)
+        trainer, sampler = copy.copy(self.trainer), copy.copy(self.trainer.execution.sampler)
         sampler.drawn = {0: units}  # type: ignore[assignment]
-        trainer = self.trainer.over(execution.units, sampler)
+        trainer.execution = dataclasses.replace(trainer.execution, sampler=sampler)
         key = self.secret.key("noise") if key is None else key
         return _flat(next(trainer.run(trainer.init(key), 1)).release)
 
@@ -311,7 +313,7 @@ class _Run:
         begin, end = self.store.user_offsets[user : user + 2]
         return np.flatnonzero((units.selected >= begin) & (units.selected < end))
 
-    def _rows(self, unit: int, step: int, holds: dict[str, bool]) -> tuple[np.ndarray, np.ndarray]:
+    def _rows(self, unit: int, step: int) -> Rows:
         """Tokens (G, L) and mask of a unit in a step: which records, in which order, is drawn."""
         units, most_records = self.trainer.execution.units, self.settings.records_per_user
         if isinstance(units, RecordUnits):
@@ -332,17 +334,15 @@ class _Run:
         expected = min(len(texts), most_records)
         its_own = all(unused >= 0 for unused in of_records.values())
         its_own &= max(0, expected - empty) <= count <= expected
-        holds["records of a unit, at most as accounted"] &= its_own
+        self.holds["records of a unit, at most as accounted"] &= its_own
         return (read, read_mask) if its_own else (tokens[:most_records], mask[:most_records])
 
-    def _total(
-        self, params: PyTree, units: np.ndarray, step: int, holds: dict[str, bool]
-    ) -> np.ndarray:
+    def _total(self, params: PyTree, units: np.ndarray, step: int) -> np.ndarray:
         """Sum of the clipped gradients or updates of ``units``, float64, by the definition."""
         settings = self.settings
         total = np.zeros_like(_flat(params))
         for unit in units.tolist():
-            rows = self._rows(unit, step, holds)
+            rows = self._rows(unit, step)
             count = int(rows[1].any(axis=-1).sum())
             if not count:
                 continue

@@ -21,8 +21,6 @@ from mfopt.training.checkpoint import Checkpoints
 from mfopt.training.config import TrainConfig, load
 from mfopt.training.execute import execute
 from mfopt.training.folder import CHECKPOINTS, MODEL, REPORT, hold
-from mfopt.training.loop import TrainState
-from mfopt.training.mesh import digest_of
 from mfopt.training.prepare import prepare
 
 
@@ -85,25 +83,22 @@ def replay(folder: str | Path, progress: Report = silent) -> Replay:
             execute(prepared, progress=progress)
             like, secret = prepared.trainer.init(), prepared.secret
             with Checkpoints(last_folder) as original, Checkpoints(copy / CHECKPOINTS) as repeated:
-                states = [
-                    checkpoints.restore(like, secret, end).state
+                before, after = (
+                    checkpoints.restore(like, secret, end).facts["arrays"]
                     for checkpoints in (original, repeated)
-                ]
-            differences = [*_of_states(*states), *_of_files(folder, copy)]
+                )
+            parts = {
+                "parameters": "params",
+                "state of the optimizer": "optimizer",
+                "noise": "noise",
+            }
+            differences = [
+                name for name, part in parts.items() if before.get(part) != after.get(part)
+            ]
+            differences += _of_files(folder, copy)
         return Replay(begin, end, tuple(differences))
     finally:
         lock.release()
-
-
-def _of_states(original: TrainState, repeated: TrainState) -> list[str]:
-    """Names of the parts of two states that are not the same bit for bit."""
-    parts = {"parameters": "params", "state of the optimizer": "optimizer", "noise": "noise"}
-    states = original, repeated
-    return [
-        name
-        for name, field in parts.items()
-        if len({digest_of(getattr(state, field)) for state in states}) > 1
-    ]
 
 
 def _of_files(folder: Path, copy: Path) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
 from mfopt.training.data import TokenStore
+from mfopt.training.data.store import Rows
 from mfopt.training.secrets import uniform_hash
 
 _USERS_AT_ONCE = 1 << 16
@@ -33,7 +34,7 @@ class Units:
         self.population, self._facts = population, facts
         self.records, self.group_size = (int(facts.get(x, 1)) for x in ("records", "group_size"))
 
-    def fetch(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+    def fetch(self, units: np.ndarray, step: int) -> Rows:
         """Rows of ``units`` (m,), -1 for nobody: tokens (m, G, L) int32, mask (m, G, L) bool.
 
         A pure function of its arguments; one unit's rows depend on no other unit.
@@ -64,7 +65,7 @@ class UserUnits(Units):
         facts = {"unit": "user", "records": _check.integer("records", records)}
         super().__init__(store.num_users, facts | {"length": self.length})
 
-    def fetch(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+    def fetch(self, units: np.ndarray, step: int) -> Rows:
         units = np.asarray(units, dtype=np.int64)
         shape = (len(units), self.records, self.length)
         chosen = select(self.store, units, self.records, (self.seed, step))
@@ -111,7 +112,7 @@ class RecordUnits(Units):
         facts = {"unit": "record", "group_size": group_size, "length": self.length}
         super().__init__(len(self.selected), facts | {"reserve": reserve, "whole": whole})
 
-    def fetch(self, units: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+    def fetch(self, units: np.ndarray, step: int) -> Rows:
         records = np.asarray(units, dtype=np.int64)
         if self.population:
             records = np.where(records < 0, -1, self.selected[np.maximum(records, 0)])

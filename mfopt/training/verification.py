@@ -41,8 +41,6 @@ from mfopt.training.units import Units
 from mfopt.words import round_up
 from mfopt.workloads import PrefixSums
 
-# numbers in the words of a warning, and how far two roundings to three digits may be apart
-_NUMBER, _ROUNDED = re.compile(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?"), 0.0101
 # Tables of a report and their fields. Inputs, which no computation here can show, are all of them
 # but those of both guarantees and ``scheme``. ("": at the top.)
 _GUARANTEE = (
@@ -118,18 +116,20 @@ class Verification:
 def read(report: str | Path) -> JsonObject:
     """A privacy report from its file or a run's folder; refused if of a version not read here."""
     path = _check.path("report", report)
+    way_out = "Give the privacy report of a run; `mfopt certify` proves a factorization file."
     # a device may have no end
     path = _check.file("report", path / REPORT if path.is_dir() else path)
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as problem:
         why = problem.strerror if isinstance(problem, OSError) else "it is not JSON"
-        way_out = "Give the privacy report of a run; `mfopt certify` proves a factorization file."
         raise _check.reject("report", str(path), f"cannot be read ({why})", way_out) from None
     version = facts.get("format") if isinstance(facts, dict) else None
     if version != privacy.REPORT_FORMAT:
-        rule = f"is of format {version}, and this mfopt reads {privacy.REPORT_FORMAT}"
-        way_out = "The version of mfopt that wrote it reads it."
+        rule = "is no privacy report of a run"
+        if version is not None:
+            rule = f"is of format {version}, and this mfopt reads {privacy.REPORT_FORMAT}"
+            way_out = "The version of mfopt that wrote it reads it."
         raise _check.reject("report", str(path), rule, way_out)
     if facts.get("command") == "train" and type(facts.get("schema")) is int:
         del facts["command"], facts["schema"]  # of `mfopt train --report-only --json`
@@ -342,12 +342,10 @@ def _compared(
     its, ours = (re.findall(r"\d+", version)[:3] for version in (facts["mfopt"], __version__))
     newer = [*map(int, its)] > [*map(int, ours)]
     yield Check("mfopt", facts["mfopt"], f"{__version__}, which is older", not newer)
-    said, warnings = facts["warnings"], expected["warnings"]
-    is_equal = isinstance(said, list)
-    if is_equal:
+    said = facts["warnings"]
+    if isinstance(said, list):
         said = [word for word in said if word != privacy.UNPROVED]  # it was, just now
-        is_equal = len(said) == len(warnings) and all(map(_same_warning, said, warnings))
-    yield Check("warnings", f"{said}", f"{warnings}", is_equal)
+    yield _alike("warnings", said, expected["warnings"])
     # inputs only, compared with themselves
     tables = {"sampling", "clipping", "units", "validation"} & expected.keys()
     stray = sorted(name for name in tables if not _equal(facts[name], expected[name]))
@@ -355,15 +353,6 @@ def _compared(
     for name, value in expected.items():
         if name not in {*tables, *_FIELDS[""].split(), "account", "guarantee", "warnings"}:
             yield _alike(name, facts[name], value)
-
-
-def _same_warning(stated: object, computed: str) -> bool:
-    """True if a warning has these words, and their numbers up to rounding on another machine."""
-    if not isinstance(stated, str) or _NUMBER.sub("#", stated) != _NUMBER.sub("#", computed):
-        return False
-    pairs = zip(_NUMBER.findall(stated), _NUMBER.findall(computed), strict=True)
-    numbers = [[float(text.rstrip(".")) for text in pair] for pair in pairs]
-    return all(math.isclose(old, new, rel_tol=_ROUNDED) for old, new in numbers)
 
 
 def _learning_rate(stated: JsonObject, execution: Execution) -> Check:
@@ -427,7 +416,8 @@ def composed(runs: Sequence[Run]) -> Guarantee:
             raise _check.reject("account", str(guarantee), "is an estimate, which proves nothing")
 
     def total(name: str) -> float:
-        return _up(math.fsum(getattr(guarantee, name) for guarantee in guarantees))
+        exact = math.fsum(getattr(guarantee, name) for guarantee in guarantees)
+        return math.nextafter(exact, math.inf) if exact > 0 else 0.0
 
     epsilon, delta, method = total("epsilon"), min(1.0, total("delta")), f"sum of {len(runs)} runs"
     names = ("epsilon", "delta", "adjacency", "privacy_unit", "group_size")
@@ -457,7 +447,3 @@ def composed(runs: Sequence[Run]) -> Guarantee:
         failure_probability=min(1.0, total("failure_probability")),
         details=details | {"runs": epsilons},
     )
-
-
-def _up(total: float) -> float:
-    return math.nextafter(total, math.inf) if total > 0 else 0.0

@@ -8,12 +8,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
-from mfopt._runtime import _check, _files
+from mfopt._runtime import _check
 from mfopt.accounting.closed_form.group import one_unit_target
 from mfopt.errors import FailureError
 from mfopt.factorization import Factorization, proofs
@@ -30,6 +29,7 @@ from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore
+from mfopt.training.data.store import write_json
 from mfopt.training.fedavg import FedAvg
 from mfopt.training.folder import ACCOUNT
 from mfopt.training.loop import Execution
@@ -61,13 +61,13 @@ def account_of(
             raise _check.reject("algorithm", "none", rule, way_out)
         return None
     strategy: Strategy = Identity()
-    scheme, digest = None, ""
+    scheme = None
     if config.factorization:
         optimized = load_factorization(config.factorization)
         if not config.epsilon:
             return _proved(optimized, progress, "Run `mfopt calibrate` for a σ that it can prove.")
         # the file's C at a target of the run's own: for groups, which the file is not made for
-        strategy, scheme, digest = optimized.strategy, optimized.sampling, optimized.digest
+        strategy, scheme = optimized.strategy, optimized.sampling
     epsilon, delta, group = config.epsilon, config.delta, config.group_size
     if config.algorithm == "group":
         epsilon, delta = one_unit_target(epsilon, delta, group)
@@ -77,16 +77,14 @@ def account_of(
     accounted = Mechanism(
         sampled, strategy, group_size=group, privacy_unit=unit, adjacency=adjacency
     )
-    question = [sampled.describe(), digest, group, unit, epsilon, delta, adjacency]
     path = folder / ACCOUNT
     kept = resuming and path.is_file()
     if not kept and jax.process_index() == 0:
         solved = privacy.solved(accounted, epsilon, delta)
-        text = json.dumps({"asked": question, "guarantee": solved.guarantee.describe()}, indent=2)
-        _files.write(path, text + "\n")
+        write_json(path, solved.guarantee.describe())
         proofs.note(solved)
     meshes.wait_for_lead("account")
-    return _read(path, question, accounted, (epsilon, delta), progress if kept else None)
+    return _read(path, accounted, (epsilon, delta), progress if kept else None)
 
 
 def _proved(
@@ -105,21 +103,19 @@ def _proved(
 
 def _read(
     path: Path,
-    question: list[Any],
     accounted: Mechanism,
     target: tuple[float, float],
     progress: Report | None,
 ) -> Factorization:
     """The account in a run's file. With ``progress`` anybody may have written it: it is proved."""
     try:
-        kept = json.loads(path.read_text())
-        account = privacy.account_for(accounted, Guarantee.from_description(kept["guarantee"]))
+        stated = Guarantee.from_description(json.loads(path.read_text()))
+        account = privacy.account_for(accounted, stated)
         _check.noise_multiplier(account.noise_multiplier)
-        is_equal = kept["asked"] == question and account.mechanism == accounted
+        is_equal = account.mechanism == accounted
     except (OSError, ValueError, KeyError, TypeError) as problem:
         rule = f"is not an account of a run ({problem})"
         raise _check.reject("output", str(path), rule, _ANOTHER) from None
-    stated = account.guarantee
     if not (is_equal and stated.epsilon <= target[0] and stated.delta <= target[1]):
         rule = f"differs from the run, whose account ({path}) is {stated}"
         way_out = "Resume with what the run was started with (its config.toml), or start a new run."

@@ -112,24 +112,24 @@ def command(arguments: SimpleNamespace) -> None:
       mfopt train --model run/model --data new.jsonl --eps 2 --out run-2
       mfopt train --algorithm els --sampling fresh-bins:bins=16,epochs=4 --out run
     """
-    from mfopt.training import config as settings_of
-    from mfopt.training import privacy
+    from mfopt.training.config import TrainConfig, load
+    from mfopt.training.data import screen
 
     config, resume_from = arguments.config, arguments.resume_from
-    flags = {
-        f.name: getattr(arguments, f.name) for f in dataclasses.fields(settings_of.TrainConfig)
-    }
+    flags = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(TrainConfig)}
     flags["sampling"] = _sampling(arguments.epochs, arguments.iters, flags["sampling"])
     if resume_from is not None:
         _check.integer("resume_from", resume_from, at_least=0)
-    settings = settings_of.load(config, flags if config else _completed(flags))
+    settings = load(config, flags if config else _completed(flags))
     if arguments.show_config:
         click.echo(settings.to_toml(), nl=False)
         return
+    screen.check(settings)
     _join(arguments.coordinator, arguments.processes, arguments.process)
     from mfopt.training.execute import execute
     from mfopt.training.folder import dropped_on_error
     from mfopt.training.prepare import preflight, prepare
+    from mfopt.training.privacy import report_text
 
     resume = arguments.resume or resume_from is not None
     with Live(not arguments.quiet) as live:
@@ -140,7 +140,7 @@ def command(arguments: SimpleNamespace) -> None:
         prepared = prepare(settings, resume=resume, progress=live)
     report = prepared.report(0)
     if report is not None and not arguments.quiet:
-        click.echo(privacy.report_text(report), err=True)
+        click.echo(report_text(report), err=True)
     if arguments.report_only:
         prepared.close()
         if arguments.as_json:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 import tempfile
 from array import array
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mfopt._runtime import _check, _files
+from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
 from mfopt.errors import FailureError
 from mfopt.progress import Progress, Report, silent
@@ -25,14 +24,7 @@ from mfopt.training.data import store as stores
 from mfopt.training.data.store import CONTEXT, token_dtype
 from mfopt.training.secrets import GOLDEN, mix
 
-# A user's hold-out follows from a 128-bit digest of the name.
-_KEY_BYTES = 16
 _EVERY = 1000  # records between two reports of progress
-
-
-def key(text: bytes) -> bytes:
-    """The 128-bit digest that a user's hold-out follows from."""
-    return hashlib.blake2b(text, digest_size=_KEY_BYTES).digest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +107,9 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
         """
         hold_out = hold_out or HoldOut()
         names = list(self._users)
-        keys = np.frombuffer(b"".join(map(key, names)), "<u8").reshape(-1, 2)
+        # a user's hold-out follows from a 128-bit digest of the name
+        digests = [hashlib.blake2b(name, digest_size=16).digest() for name in names]
+        keys = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
         owners, order = np.array(self._owners, np.int64), np.argsort(self._owners, kind="stable")
         counts = np.bincount(owners, minlength=len(names))
         position = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -171,16 +165,15 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
                     stage = f"grouping {metadata['part']}"
                     progress(Progress(stage, i, len(records), "records"))
         tokens.flush()
-        mapped = [stores.map_array(folder / f"{name}.npy") for name in stores.ARRAYS]
+        hashed = tokens, arrays["record_offsets"], arrays["user_offsets"]
         facts = metadata | {
             "format_version": stores.FORMAT_VERSION,
             "num_users": len(user_begins),
             "num_records": len(records),
             "num_tokens": len(tokens),
-            "content_digest": stores.content_digest(*mapped),
+            "content_digest": stores.content_digest(*hashed),
         }
-        text = json.dumps(facts, indent=2, sort_keys=True) + "\n"
-        _files.write(folder / stores.METADATA, text)
+        stores.write_json(folder / stores.METADATA, facts)
 
 
 def _uniform(keys: np.ndarray, salt: int, number: int | np.ndarray = 0) -> np.ndarray:

@@ -9,6 +9,7 @@ array operations a block.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -21,7 +22,7 @@ WINDOW = 8  # tokens of a run
 SHORTEST = 16  # tokens of a record that is examined
 NEAR = 0.5  # share of its runs that makes a record a copy
 MOST = 0.1  # share of the public tokens in copies that chance and shared boilerplate explain
-_BLOCK = 1 << 19  # tokens worked on at once
+_BLOCK = 1 << 19  # tokens worked on at once, and those of the last record's rest
 _KEPT = 1 << 24  # public runs kept; of more, a fixed share is sampled
 
 
@@ -89,12 +90,10 @@ def _blocks(store: TokenStore) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
 
     A run's owner is its record's place among these; only runs of long records are there.
     """
-    start, count, borders = 0, store.num_records, np.asarray(store.record_offsets)
+    borders = np.asarray(store.record_offsets)
+    cuts = np.searchsorted(borders, range(0, store.num_tokens, _BLOCK)).tolist()
     powers = np.cumprod(np.full(WINDOW, GOLDEN), dtype=np.uint64)
-    while start < count:
-        # as many records as fit, at least one
-        end = int(np.searchsorted(borders, borders[start] + _BLOCK, side="right")) - 1
-        end = min(max(end, start + 1), count)
+    for start, end in itertools.pairwise(dict.fromkeys([*cuts, store.num_records])):
         tokens = np.asarray(store.tokens[borders[start] : borders[end]]) % CONTEXT
         lengths = np.diff(borders[start : end + 1])
         owner, runs = np.repeat(np.arange(end - start), lengths), max(0, len(tokens) - WINDOW + 1)
@@ -105,4 +104,3 @@ def _blocks(store: TokenStore) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         within &= lengths[owner[:runs]] >= SHORTEST
         yield start, uniform_hash(0, 1, windows[within]), owner[:runs][within]
         give_back(store.tokens)
-        start = end

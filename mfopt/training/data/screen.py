@@ -1,4 +1,4 @@
-"""What a run reads of its data, in a few lines for its owner, before it trains.
+"""What a run reads of its data: whether it is there, and a few lines for its owner.
 
 The numbers are computed from the data without noise, and as private as the data.
 """
@@ -11,11 +11,30 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mfopt._runtime import _check
+from mfopt.training.data import EMBEDDED
 from mfopt.training.data.build import REPORT, reasons
-from mfopt.training.data.store import TokenStore
+from mfopt.training.data.stdlib import lines_of
+from mfopt.training.data.store import TokenStore, open_parts
 
 if TYPE_CHECKING:
     from mfopt.training.config import TrainConfig
+
+
+def check(config: TrainConfig) -> None:
+    """Refuse data that is not there, or without a part that the settings need; JAX stays out."""
+    if config.data in EMBEDDED:  # a file of that name can be given as ./stdlib
+        return
+    if Path(config.data).is_file():
+        lines_of(config.data)
+        return
+    parts = open_parts(config.data, "data")
+    for name in ("pretrain_steps", "patience"):
+        validated = name == "patience" and config.validation_bound
+        if getattr(config, name) and "public" not in parts and not validated:
+            way_out = "Build it with a public part, or pretrain elsewhere and give `model`."
+            rule = "the data has no public part"
+            raise _check.reject(name, getattr(config, name), rule, way_out)
 
 
 def lines(parts: dict[str, TokenStore], folder: Path, config: TrainConfig) -> list[str]:

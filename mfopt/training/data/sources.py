@@ -23,7 +23,8 @@ from mfopt.training.tokenizers import Content, Piece
 
 COMPLETION, CHAT = ("prompt", "completion"), ("messages",)
 _MESSAGE, _ROLES = ("role", "content"), ("system", "user", "assistant", "tool")
-Row = JsonObject | str  # of a table, or why there is none
+# rows of a table, or why there is none; bytes so far; place
+Lines = Iterator[tuple[JsonObject | str, int, str]]
 # A line of a CSV file whose quotes do not match swallows what follows: no field is that long.
 _LONGEST_FIELD = 1 << 26
 
@@ -47,9 +48,12 @@ class Item(NamedTuple):
         if columns == CHAT:
             content = _chat(content)
         elif columns == COMPLETION:
-            content = tuple(row.get(name) for name in columns)
-            if all(isinstance(part, str) for part in content):
-                content = (Piece(content[0], predicted=False), Piece(content[1]))
+            completion = row.get(columns[1])
+            content = (
+                isinstance(content, str)
+                and isinstance(completion, str)
+                and (Piece(content, predicted=False), Piece(completion))
+            )
         return cls.of(row.get(user), content)
 
     @classmethod
@@ -61,7 +65,7 @@ class Item(NamedTuple):
         """
         if isinstance(user, int) and not isinstance(user, bool):
             user = str(user)
-        pieces = isinstance(text, tuple) and all(isinstance(part, Piece) for part in text)
+        pieces = isinstance(text, tuple)
         learned = "".join(part.text for part in text if part.predicted) if pieces else text
         for name, value in (("user", user), ("text", learned)):
             if not isinstance(value, str):
@@ -145,7 +149,7 @@ class _Files:
                 yield item._replace(done=bytes_done + done, where=f"{path.name}: {position}")
             bytes_done += path.stat().st_size
 
-    def _rows(self, path: Path) -> Iterator[tuple[Row, int, str]]:
+    def _rows(self, path: Path) -> Lines:
         """(a row, or why there is none; bytes so far; place) of each line of a file."""
         raise NotImplementedError
 
@@ -164,7 +168,7 @@ class JsonLines(_Files):
 
     format = "jsonl"
 
-    def _rows(self, path: Path) -> Iterator[tuple[Row, int, str]]:
+    def _rows(self, path: Path) -> Lines:
         with open(path, "rb") as raw:
             file: Any = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
             begin = 0
@@ -179,7 +183,7 @@ class JsonLines(_Files):
                 raise _check.reject("data", str(path), f"is damaged: {error}") from None
 
 
-def _parsed(line: bytes) -> Row:
+def _parsed(line: bytes) -> JsonObject | str:
     try:
         row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError:
@@ -194,7 +198,7 @@ class Csv(_Files):
 
     format = "csv"
 
-    def _rows(self, path: Path) -> Iterator[tuple[Row, int, str]]:
+    def _rows(self, path: Path) -> Lines:
         csv.field_size_limit(_LONGEST_FIELD)
         # Bytes that are not UTF-8 spoil their own row only.
         with (
@@ -208,7 +212,7 @@ class Csv(_Files):
                     fields = next(rows)
                     # where a field is missing, or there is one more
                     uneven = None in (*fields, *fields.values())
-                    row: Row = "wrong number of columns" if uneven else fields
+                    row: JsonObject | str = "wrong number of columns" if uneven else fields
                 except StopIteration:
                     return
                 except csv.Error as error:
@@ -221,7 +225,7 @@ class Parquet(_Files):
 
     format = "parquet"
 
-    def _rows(self, path: Path) -> Iterator[tuple[Row, int, str]]:
+    def _rows(self, path: Path) -> Lines:
         import pyarrow as arrow
         from pyarrow import parquet
 

@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mfopt._runtime import _check
+from mfopt._runtime import _check, _files
 from mfopt._runtime._types import JsonObject
 
 FORMAT_VERSION = 1
@@ -38,6 +38,7 @@ CONTEXT = np.uint32(1 << 31)  # added to a token that is read and not predicted
 METADATA = "metadata.json"
 PARTS = ("train", "held-out-users", "held-out-records", "public")
 ARRAYS = ("tokens", "record_offsets", "user_offsets")
+Rows = tuple[np.ndarray, np.ndarray]  # tokens (..., L) int32, and their mask, bool
 _CHUNK = 1 << 18
 _DAMAGED = "The store is damaged; build it again."
 _MAKE_ONE = "Make one with `mfopt data build`."
@@ -187,7 +188,7 @@ class TokenStore:
         """Tokens in each record: (R,) int64."""
         return np.diff(self.record_offsets)
 
-    def batch(self, records: ArrayLike, length: int) -> tuple[np.ndarray, np.ndarray]:
+    def batch(self, records: ArrayLike, length: int) -> Rows:
         """The first ``length`` tokens of each record, padded with 0 at the end.
 
         ``records``: (B,) record numbers; -1 stands for an empty record (all padding).
@@ -247,6 +248,11 @@ class TokenStore:
             rule = f"metadata of {self.path} says {stated}: the data was changed or damaged"
             way_out = "Build the store again; a run can only resume with the data it began with."
             raise _check.reject("content_digest", self.digest, rule, way_out)
+
+
+def write_json(path: Path, facts: JsonObject) -> None:
+    """Write a JSON object for people and programs, whole or not at all."""
+    _files.write(path, json.dumps(facts, indent=2, sort_keys=True) + "\n")
 
 
 def verify_all(stores: Mapping[str, TokenStore]) -> None:

@@ -56,8 +56,7 @@ class LoRAConfig:
     def __post_init__(self) -> None:
         _check.integer("rank", self.rank)
         object.__setattr__(self, "layers", tuple(self.layers))
-        unknown = set(self.layers) - {*TASKS, *sum(TASKS.values(), ())}
-        if unknown or not self.layers:
+        if not self.layers:
             raise _check.reject("layers", self.layers, f"must be some of {LINEAR_LAYERS}")
 
 
@@ -117,15 +116,15 @@ def attend(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    scale: float | None = None,
-    cap: float | None = None,
+    scale: float,
+    cap: float | None,
 ) -> jax.Array:
     """Causal attention: what is mixed, (L, heads * head size).
 
     Args:
         query, key, value: (L, heads, head size); a head of keys and values serves a group of
             queries where there are fewer.
-        scale: factor on products of queries and keys; None: 1 / √(head size).
+        scale: factor on products of queries and keys.
         cap: c of c tanh(x / c) on them; None: none.
     """
     # Padding comes after the text, so the causal mask alone keeps it out of real positions.
@@ -135,7 +134,7 @@ def attend(
     group = query.shape[1] // key.shape[1]
     key, value = (jnp.repeat(rows, group, axis=1) for rows in (key, value))
     products = jnp.einsum("qhd,khd->hqk", query, key, preferred_element_type=jnp.float32)
-    capped = cap * jnp.tanh(products * (scale or query.shape[-1] ** -0.5) / cap)
+    capped = cap * jnp.tanh(products * scale / cap)
     causal = jnp.tril(jnp.ones(capped.shape[1:], bool))
     shares = jax.nn.softmax(jnp.where(causal, capped, -jnp.inf)).astype(value.dtype)
     return jnp.einsum("hqk,khd->qhd", shares, value).reshape(len(query), -1)

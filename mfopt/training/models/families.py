@@ -46,6 +46,11 @@ CHANGES_FUNCTION: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("clip_qkv", "no_rope_layers", "no_rope_layer_interval"), (None,)),
     **dict.fromkeys(("num_experts", "num_local_experts", "rope_local_base_freq"), (None,)),
     **dict.fromkeys(("use_qk_norm", "qk_layernorm", "use_parallel_residual"), (None, False)),
+    **dict.fromkeys(("rope_interleaved", "use_mrope", "mlp_bias"), (False,)),
+    **dict.fromkeys(("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"), (False,)),
+    "use_bidirectional_attention": (None, False),
+    "partial_rotary_factor": (None, 1.0),
+    "scale_attn_weights": (True,),
 }
 # Settings that say how a model was made, or is to be stored, drawn from or split over devices; and
 # dropout, which is off here.
@@ -213,20 +218,9 @@ _FOLLOWED = {
     *("tie_word_embeddings", "attention_bias", "sliding_window", "use_sliding_window"),
     *("layer_types", "rope_theta", "rms_norm_eps", "layer_norm_eps"),
 }
-# Values of settings that change the function computed, with which it is the one here.
-_REQUIRED: dict[str, tuple[object, ...]] = {
-    "rope_interleaved": (False,),
-    "use_mrope": (False,),
-    "use_bidirectional_attention": (None, False),
-    "mlp_bias": (False,),
-    "partial_rotary_factor": (None, 1.0),
-    "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "reorder_and_upcast_attn": (False,),
-}
 # Ways to stretch the rotary positions, with the numbers that each has.
 _STRETCHED = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-_ROPES = {"linear": _STRETCHED[:1], "llama3": _STRETCHED}
+_ROPES = {"default": (), "linear": _STRETCHED[:1], "llama3": _STRETCHED}
 _GPT2_END = 50256
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
@@ -342,11 +336,11 @@ class DecoderConfig:
             rule = "has layers with a window, and there is no `sliding_window`"
             raise _check.reject("config.json layer_types", kinds, rule)
         default = "gelu_pytorch_tanh" if family.gemma else "gelu" if family.plain else "silu"
-        activations = (*ACTIVATIONS,)[1:] if family.gemma or family.plain else ("silu",)
-        required = {k: v for k, v in _REQUIRED.items() if k not in family.follows}
+        activations: tuple[object, ...] = ("silu",)
+        if family.gemma or family.plain:
+            activations = (*ACTIVATIONS,)[1:]
         values["partial_rotary_factor"] = min(rotary.share for rotary in ropes.values())
-        required |= dict.fromkeys(("hidden_act", "hidden_activation"), activations)
-        required["hidden_activation"] += (None,)
+        required = {"hidden_act": activations, "hidden_activation": (*activations, None)}
         if family.parallel:
             required["use_parallel_residual"] = (True,)
         _check_settings(values, {*_SIZES, *_FOLLOWED, *family.follows, "model_type"}, required)
@@ -415,10 +409,8 @@ class DecoderConfig:
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
         """(rows, columns) of each linear layer of a block."""
-        d, hidden, queries, shared = (
-            *(self.hidden_size, self.intermediate_size),
-            *(self.queries, self.shared),
-        )
+        d, hidden = self.hidden_size, self.intermediate_size
+        queries, shared = self.queries, self.shared
         if self.family.learned:
             return dict(zip(TASKS, ((d, 3 * d), (d, d), (d, hidden), (hidden, d)), strict=True))
         columns = (queries, shared, shared, d, hidden, hidden, d)
@@ -555,10 +547,7 @@ def _rotary(rope: JsonObject) -> Rotary:
     kind = rope.pop("rope_type", "default")
     kind = rope.pop("type", kind)  # in older files
     theta, share = rope.pop("rope_theta", 1e4), rope.pop("partial_rotary_factor", 1.0)
-    if kind not in ("default", *_ROPES):
-        rule = f"only {' and '.join(_ROPES)} are supported"
-        raise _check.reject("config.json rope_scaling", kind, rule, _REMOVE)
-    names = _ROPES.get(kind, ())
+    names = _ROPES[_check.choice("config.json rope_scaling", kind, _ROPES, _REMOVE)]
     if missing := [name for name in names if name not in rope]:
         raise _check.reject("config.json rope_scaling", kind, f"lacks {', '.join(missing)}")
     for name in rope.keys() - {*names}:

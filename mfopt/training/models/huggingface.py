@@ -20,6 +20,7 @@ import numpy as np
 from mfopt._runtime import _check, _extras, _files
 from mfopt._runtime._float64 import pinned
 from mfopt._runtime._types import JsonObject
+from mfopt.training.data.store import write_json
 from mfopt.training.models import nnx_model
 from mfopt.training.models.decoder import TASKS, Decoder, LoRAConfig
 from mfopt.training.models.families import FAMILIES, DecoderConfig
@@ -175,7 +176,7 @@ def _save_adapters(folder: Path, config: DecoderConfig, params: PyTree, lora: Lo
         "fan_in_fan_out": config.family.learned,
         "inference_mode": True,
     }
-    _write_json(folder / "adapter_config.json", facts)
+    write_json(folder / "adapter_config.json", facts)
 
 
 def _columns(config: DecoderConfig) -> Counter[str]:
@@ -303,11 +304,7 @@ def save_pretrained(folder: str | Path, config: DecoderConfig, params: PyTree) -
     _files.write(
         folder / WEIGHTS, lambda stream: save_file(tensors, stream.name, metadata={"format": "pt"})
     )
-    _write_json(folder / "config.json", config.facts() | {"dtype": "float32"})
-
-
-def _write_json(path: Path, facts: JsonObject) -> None:
-    _files.write(path, json.dumps(facts, indent=2, sort_keys=True) + "\n")
+    write_json(folder / "config.json", config.facts() | {"dtype": "float32"})
 
 
 def export_model(
@@ -353,16 +350,16 @@ def export_model(
                 "tokenizer_class": "PreTrainedTokenizerFast",
                 "eos_token": tokenizer.end_of_text,
             }
-            _write_json(part / _TOKENIZER, facts)
+            write_json(part / _TOKENIZER, facts)
         if end_id is not None and (part / "config.json").is_file():
             config = _json_object(part / "config.json")
             ends = config.get("eos_token_id")
             ends = [end_id, *(ends if isinstance(ends, list) else [ends])]
             ends = [end for end in dict.fromkeys(ends) if end is not None]
             ending = {"eos_token_id": ends if len(ends) > 1 else end_id}
-            _write_json(part / "config.json", config | ending)
+            write_json(part / "config.json", config | ending)
             kept = _json_object(part / _GENERATION) if (part / _GENERATION).is_file() else {}
-            _write_json(part / _GENERATION, kept | ending)
+            write_json(part / _GENERATION, kept | ending)
         for path in (part, *part.rglob("*")):  # made to be released, whatever wrote it
             os.chmod(path, 0o755 if path.is_dir() else 0o644)
     return folder
