@@ -48,7 +48,9 @@ def test_the_pieces_are_the_matrix_but_for_what_is_measured(small, bins):
     assert separate < 1e-9 * np.linalg.norm(factor)
     normal = np.random.default_rng(0).normal(size=(3, bins))
     with jax.enable_x64(True):
-        actual = jax.jit(nested.coloured)(jnp.asarray(normal), jax.tree.map(jnp.asarray, pieces))
+        actual = jax.jit(dominating_pair.coloured)(
+            jnp.asarray(normal), jax.tree.map(jnp.asarray, pieces)
+        )
     np.testing.assert_allclose(actual, normal @ dense.T, rtol=0, atol=1e-13)
     np.testing.assert_allclose(pieces.square(bins), dense @ dense.T, rtol=0, atol=1e-12)
     vector = normal[0]

@@ -32,6 +32,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, TypeAlias
 
@@ -104,6 +105,7 @@ class Verified:
 
 
 _Shown: TypeAlias = tuple[float, Verified]  # σ or ε, with the statement
+_NUMBER = operator.itemgetter(0)  # of such a pair
 
 
 class Engine:
@@ -328,17 +330,13 @@ class Engine:
             statement = self._freely(bound, *point_at(x), delta)
             return (x, statement) if accepts(statement.bounds.both, spent, delta) else None
 
-        def smaller(fallback: _Shown | None, candidate: _Shown | None) -> _Shown | None:
-            statements = [pair for pair in (fallback, candidate) if pair is not None]
-            return min(statements, key=lambda pair: pair[0], default=None)
-
         fallback: _Shown | None = None
         for bound in self.model.free_bounds():
             self.progress(Progress("initial σ (closed form)"))
             candidate = shown(bound)
             if candidate is not None and (bound.exact or candidate[0] == 0):  # no ε is less
                 return candidate[1]
-            fallback = smaller(fallback, candidate)
+            fallback = min(filter(None, (fallback, candidate)), key=_NUMBER, default=None)
         if self.model.deterministic and fallback is not None:
             return fallback[1]
         searched: Verified | None = None
@@ -358,7 +356,7 @@ class Engine:
         self.progress(Progress("bounding without samples"))
         for bound in [*bounds_again, *self.model.slow_bounds()]:
             with contextlib.suppress(FailureError):  # it shows nothing for any x
-                fallback = smaller(fallback, shown(bound))
+                fallback = min(filter(None, (fallback, shown(bound))), key=_NUMBER, default=None)
         if best is not None and (fallback is None or getattr(best, name) <= fallback[0]):
             return best
         if fallback is None:

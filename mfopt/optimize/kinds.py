@@ -165,7 +165,7 @@ def fixed_names() -> tuple[str, ...]:
     return tuple(
         name
         for name, cls in strategies.registered().items()
-        if all(isinstance(role, fields.Setting) for role in fields.roles(cls).values())
+        if {type(role) for role in fields.roles(cls).values()} <= {fields.Setting}
     )
 
 

@@ -198,6 +198,9 @@ class AmplifiedObjective:
       target: ε and δ (add-remove, remove direction; the add direction is checked when the result
         is calibrated).
       samples: frozen samples.
+
+    Attributes:
+      disagreement: largest difference of log error between two proposals of a point's own.
     """
 
     @wide
@@ -209,7 +212,7 @@ class AmplifiedObjective:
         target: tuple[float, float],
         samples: Samples,
     ) -> None:
-        self._build, self._law = parameterization.build, law
+        self._build, self._law, self.disagreement = parameterization.build, law, law.disagreement
         self._epsilon, self._delta = target
         count = _check.integer("samples", samples.number, at_least=64)
         draws = self._law.draws(chunked.subkey(chunked.seed_key(samples.seed), 0), count)
@@ -217,11 +220,6 @@ class AmplifiedObjective:
         self._draws = sharding.placed(draws, self._devices)
         hashable_loss = loss if isinstance(loss, Hashable) else functools.partial(loss)
         self._compiled_model = _model(hashable_loss, self._law, parameterization.build)
-
-    @property
-    def disagreement(self) -> float:
-        """Largest difference of log error between two proposals of a point's own."""
-        return self._law.disagreement
 
     def __call__(self, parameters: np.ndarray) -> Evaluation:
         """Value and gradient on a proposal placed at ``parameters`` themselves."""

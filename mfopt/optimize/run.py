@@ -195,20 +195,18 @@ def _norm(sampled: SampledLaw, strategy: Strategy) -> jax.Array:
 
 def _own_starts(job: _Job, entry: Kind, size: kinds.Size) -> list[Strategy]:
     """The starts of a kind, and the converted optima of what it comes after."""
-    *earlier_stages, final = kinds.Stage(entry, size).chain()
+    stages = kinds.Stage(entry, size).chain()
     optima: dict[tuple[str, kinds.Size], Strategy] = {}
-
-    def candidates(stage: kinds.Stage) -> list[Strategy]:
-        starts = job.starts(stage)
-        for earlier in stage.kind.prerequisites(stage.size):
-            start = stage.kind.convert(optima[earlier.kind.name, earlier.size], stage.size)
+    starts: list[Strategy] = []
+    for number, stage in enumerate(stages):
+        kind, starts = stage.kind, job.starts(stage)
+        for earlier in kind.prerequisites(stage.size):
+            start = kind.convert(optima[earlier.kind.name, earlier.size], stage.size)
             if start is None:
-                raise FailureError(f"{earlier.kind.name} gives no start for {stage.kind.name}")
+                raise FailureError(f"{earlier.kind.name} gives no start for {kind.name}")
             starts.append(start)
-        return starts
-
-    for number, stage in enumerate(earlier_stages):
-        kind, starts = stage.kind, candidates(stage)
+        if stage is stages[-1]:
+            break
         text = f"warm start, {kind.name}" if number else "warm start"
         if not job.covers(starts[0]):
             # the scheme has no account of such a C: what leads on from it begins where it would
@@ -221,7 +219,7 @@ def _own_starts(job: _Job, entry: Kind, size: kinds.Size) -> list[Strategy]:
         samples = job.samples(kind, stage.size)
         trace = job.best_of(kind, starts, kind.warm_steps, samples, stage=text)
         optima[kind.name, stage.size] = trace.searched()
-    return candidates(final)
+    return starts
 
 
 def _budget(candidates: int, steps: int) -> int:
@@ -324,8 +322,10 @@ class _Job:
             starts = [start for start in converted if start is not None]
             return _Search(kind, starts, limit, count, _budget(len(starts), limit))
         stages = kinds.Stage(kind, size).chain()
-        most_evaluations = sum(2 * _SCOUT_STEPS for stage in stages if self.stretches(stage))
+        most_evaluations = 0
         for stage in stages:
+            if self.stretches(stage):
+                most_evaluations += 2 * _SCOUT_STEPS
             begin = len(stage.kind.starts(stage.size)) + len(stage.kind.prerequisites(stage.size))
             most_evaluations += _budget(
                 begin, limit if stage is stages[-1] else stage.kind.warm_steps
@@ -479,7 +479,7 @@ class _Job:
                 ends[index].move(points[index].start, evaluation)
                 forms[searches[index].kind.plain] = evaluation.value
         values = {index: np.nan_to_num(ends[index].best_value, nan=math.inf) for index in points}
-        return min(values, key=lambda index: values[index], default=0), forms
+        return min(values, key=values.__getitem__, default=0), forms
 
     def _afresh(
         self, points: list[Parameterization], samples: int, sigma: float = math.nan
@@ -506,14 +506,6 @@ class _Job:
         factor = _MANY_SAMPLES if self.problem.grouped else 1
         enough = self.problem.law.enough_samples(kind.parameters(size))
         return int(min(factor * kind.samples, enough))
-
-    def accuracy(self, problem: _Problem, kind: Kind) -> float:
-        """Tolerance, by default the kind's."""
-        if self.tolerance is not None:
-            return self.tolerance
-        # in closed form, and for starts: 0.01% tells no two optima apart
-        exact = problem.law == self.problem.law and not problem.grouped
-        return kind.tolerance if exact else max(kind.tolerance, _LEAST_TOLERANCE)
 
     def stretches(self, stage: kinds.Stage) -> bool:
         """Return True if the start of a stage is found with few bins."""
@@ -568,7 +560,10 @@ class _Job:
         """Search from one point; ``trace`` has what came of it, also after an interrupt."""
         target, kind, point, steps, stage = attempt[:5]
         problem = attempt.problem or self.problem
-        tolerance = self.accuracy(problem, kind)
+        # in closed form, and for starts: 0.01% tells no two optima apart
+        exact = problem.law == self.problem.law and not problem.grouped
+        by_default = kind.tolerance if exact else max(kind.tolerance, _LEAST_TOLERANCE)
+        tolerance = by_default if self.tolerance is None else self.tolerance
         self.later = max(self.later - steps, 0)
         # σ and the error are those of groups then: nothing that the result is reported with
         if problem.grouped:

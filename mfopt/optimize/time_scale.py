@@ -78,7 +78,7 @@ def level(strategy: TimeScaled, n: int, tilted: Tilted) -> TimeScaled:
       n: iterations.
       tilted: of the kind of its B.
     """
-    log_rows, log_columns = (np.log(np.asarray(x)[:n]) for x in strategy.diagonals(n))
+    log_rows, log_columns = np.log(strategy.diagonals(n))
     basis = _trend(n)
     q = log_columns - log_rows
     shift = basis @ (basis.T @ q)
@@ -109,7 +109,7 @@ def scaled(
         strategy = level(strategy, n, tilted)
     base = parameterize(strategy.base, n)
     positions = np.rint(places(KNOTS, n)).astype(int)
-    log_rows, log_columns = (np.log(np.asarray(x))[positions] for x in strategy.diagonals(n))
+    log_rows, log_columns = np.log(strategy.diagonals(n))[:, positions]
     units = _units(KNOTS)
     p, q = (log_columns + log_rows) / units, (log_columns - log_rows) / (_DIFFERENCE * units)
     build = _Build(base.build, len(base.start), n, tilted is not None)

@@ -25,8 +25,7 @@ import numpy as np
 
 from mfopt._runtime._arrays import Scalar
 from mfopt._runtime._types import PyTree
-from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair, log_hinge
-from mfopt.accounting.monte_carlo.nested import coloured
+from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair, coloured, log_hinge
 from mfopt.strategies import Array
 
 MOST = 128  # bins of a search, or groups of them

@@ -255,6 +255,13 @@ def rounded_norm(squared_norm: float) -> float:
     return math.ceil(raised / unit) * unit
 
 
+def coloured(normal: jax.Array, factor: Factor) -> jax.Array:
+    """``normal`` Lᵀ, shape (samples, bins)."""
+    if isinstance(factor, HierarchicalLowRank):
+        return factor.colour(normal)
+    return normal @ factor.T
+
+
 def privacy_loss(exponents: jax.Array) -> jax.Array:
     """Y = log P/Q from u_i = <m_i, X>/σ² − |m_i|²/(2σ²), shape (samples, bins) -> (samples,)."""
     bins = exponents.shape[-1]

@@ -21,7 +21,7 @@ from mfopt._runtime._float64 import float64
 from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo import clusters, importance, patterns
 from mfopt.accounting.monte_carlo.clusters import Clusters
-from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair, privacy_loss
+from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair, coloured, privacy_loss
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
 from mfopt.accounting.monte_carlo.likelihood import (
     Ceilings,
@@ -30,7 +30,7 @@ from mfopt.accounting.monte_carlo.likelihood import (
     SharedGaussianComponent,
     shared_component,
 )
-from mfopt.accounting.monte_carlo.nested import Factor, HierarchicalLowRank, coloured
+from mfopt.accounting.monte_carlo.nested import Factor, HierarchicalLowRank
 from mfopt.strategies.fields import Array
 
 _ORDERS = clusters.MOST  # normalizers that one pass over S gives

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
@@ -177,10 +176,3 @@ def nested(factor: np.ndarray) -> tuple[HierarchicalLowRank, float]:
             rows[number].append(columns[cut : cut + run])
     stacked = tuple(np.concatenate(parts, axis=1) for parts in rows)
     return HierarchicalLowRank(stacked, tuple(right)), float(np.sqrt(square))
-
-
-def coloured(normal: jax.Array, factor: Factor) -> jax.Array:
-    """``normal`` Lᵀ, shape (samples, bins)."""
-    if isinstance(factor, HierarchicalLowRank):
-        return factor.colour(normal)
-    return normal @ factor.T
