@@ -362,7 +362,7 @@ def a_copy_of_the_process():
     kept = ledger.begin(np.arange(8, dtype=np.uint32) + 1)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "getpid", lambda: -1)
-        kept.release(0, "0" * 32)
+        kept.release(0, b"0")
 
 
 WRONG = {

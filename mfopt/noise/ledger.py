@@ -195,8 +195,8 @@ class Ledger:
             way_out += "alone, give them as `public`."
             raise _check.reject("function", "of the gradient of an example", rule, way_out)
 
-    def release(self, step: int, digest: str) -> None:
-        """Note that ``step`` is released with the sum of this digest.
+    def release(self, step: int, content: bytes) -> None:
+        """Note that ``step`` is released with the sum of this content, of which a hash is kept.
 
         Raises:
           UsageError: it was released with another sum; or this is a copy of the process.
@@ -207,6 +207,7 @@ class Ledger:
             rule += " noise"
             way_out = "Train in one of them; or make the run after the fork."
             raise _check.reject("process", os.getpid(), rule, way_out)
+        digest = hashlib.sha256(content).hexdigest()[:32]
         if step not in self._digests:
             self._digests[step] = digest
             self._unwritten.append(f"{step} {digest}\n")
