@@ -384,11 +384,11 @@ WRONG = {
         lambda: nnx_model(
             lambda nnx: nnx.Dropout(0.5, rngs=nnx.Rngs(1)), lambda m, x: m.layer(x[None])
         ),
-        "changes the parameters.*a key for each example",
+        "changes parameters.*a key for each example",
     ),
-    "batch norm": (lambda: nnx_model(normed, lambda m, x: m.layer(x)), "changes the parameters"),
+    "batch norm": (lambda: nnx_model(normed, lambda m, x: m.layer(x)), "changes parameters"),
     "statistics moved between steps": (statistics_moved_between_steps, "arrays beside parameters"),
-    "keys from outside": (a_stream_of_keys_from_outside, "was not given"),
+    "keys from outside": (a_stream_of_keys_from_outside, "a stream of keys"),
     "a state taken back": (taken_back, None),
     "a state that a scan does not carry": (lambda: jax.jit(not_carried)(STREAM.init(PARAMS)), None),
     "a state that a condition resets": (reset_by_a_condition, None),

@@ -306,7 +306,7 @@ def rows_of_empty_slots_are_full():
     return [RUN.mean(rows, batch, loop.state)[0]]
 
 
-@refused("changes the parameters that it is given")
+@refused("changes parameters, a module or a stream of keys")
 def parameters_written_in_place():
     def gradient(params, example):
         gradients = jax.grad(loss)(params, example)

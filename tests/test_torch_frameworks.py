@@ -214,7 +214,7 @@ def test_lightning_with_manual_optimization():
         ("gradient_clip_val = 0.1.*a run clips", {"gradient_clip_val": 0.1}),
         ("not of step 0.*step before the next one", {"accumulate_grad_batches": 2}),
         ("in place of loss.backward|no optimizer yet", {"strategy": "auto"}),
-        ("manual_backward = 'called'.*run.backward", {"manual": True}),
+        ("gradient = 'of parameters'.*Call run.backward", {"manual": True}),
     ],
 )
 def test_wrong_loops_of_lightning_are_refused(match, options):

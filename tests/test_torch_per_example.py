@@ -201,7 +201,7 @@ def test_products_are_formed_in_full_precision():
 
     torch.set_float32_matmul_precision("medium")
     try:
-        with Precision(), per_example.full_precision({"cpu"}):
+        with Precision(), per_example.full_precision(linear.left.device):
             per_example.norm_bounds([linear])
             linear.add_to(torch.zeros(8, 5), torch.ones(3))
         assert precisions == {"highest"}

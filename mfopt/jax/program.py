@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -49,24 +49,6 @@ class Product:
     v: jax.Array
     shape: tuple[int, ...] = dataclasses.field(metadata=STATIC)
     order: tuple[int, ...] = dataclasses.field(metadata=STATIC)
-
-    @classmethod
-    def of(cls, u: jax.Array, v: jax.Array, shape: tuple[int, ...], order: Any) -> Product:
-        """The product, with the scale of each v_t in u_t.
-
-        So what is lost below the smallest float32 is lost of the product's entries, as in those of
-        a gradient that is formed, and not of a factor whose partner is large.
-
-        Args:
-          u: (positions, rows).
-          v: (positions, columns).
-          shape: of the product's axes, those of the rows first.
-          order: of these axes in the leaf.
-        """
-        u, v = u.astype(jnp.float32), v.astype(jnp.float32)
-        scale = jnp.max(jnp.abs(v), axis=1, keepdims=True, initial=0.0)
-        scale += scale == 0
-        return cls(u * scale, v / scale, shape, order)
 
     def square(self) -> jax.Array:
         """Squared norm of the gradient, not below its true value for rounding; scalar float32.
@@ -103,13 +85,13 @@ class _Late:
     """A product that is computed where something other than a leaf of the gradient needs it.
 
     Attributes:
-      form: gives it, once.
+      form: gives it in a list, once.
       inputs: the two sides.
       contracted: axes of each that are summed over.
       order: of the product's axes, after transpositions.
     """
 
-    form: Callable[[], jax.Array]
+    form: Callable[[], list[jax.Array]]
     inputs: tuple[jax.Array, jax.Array]
     contracted: tuple[tuple[int, ...], tuple[int, ...]]
     order: tuple[int, ...]
@@ -120,10 +102,11 @@ class _Late:
 
     def formed(self) -> jax.Array:
         """The product as an array."""
-        return self.form().transpose(self.order)
+        (product,) = self.form()
+        return product.transpose(self.order)
 
     def leaf(self, trained: int) -> Product | jax.Array:
-        """A leaf of the gradient: a product where that is cheaper."""
+        """A leaf of the gradient: a product where that is cheaper; ``trained``: numbers of all."""
         sides: list[jax.Array] = []
         shape: list[int] = []
         for side, axes in zip(self.inputs, self.contracted, strict=True):
@@ -131,9 +114,18 @@ class _Late:
             positions = math.prod(side.shape[axis] for axis in axes)
             sides.append(side.transpose((*axes, *free)).reshape(positions, -1))
             shape += [side.shape[axis] for axis in free]
-        if not _products_pay(positions, math.prod(shape), trained):
+        # those of several must be in full float32, which is slow on an accelerator: a gradient of
+        # up to a gibibyte is formed there
+        is_wanted = trained > _LARGE or jax.default_backend() == "cpu"
+        is_smaller = 2 * positions**2 <= math.prod(shape)  # Bu et al. 2022, section 4
+        if positions > 1 and not (is_wanted and is_smaller):
             return self.formed()
-        return Product.of(sides[0], sides[1], tuple(shape), self.order)
+        u, v = (side.astype(jnp.float32) for side in sides)
+        # what is lost below the smallest float32 is lost of the product's entries, as in those of
+        # a gradient that is formed, and not of a factor whose partner is large
+        scale = jnp.max(jnp.abs(v), axis=1, keepdims=True, initial=0.0)
+        scale += scale == 0
+        return Product(u * scale, v / scale, tuple(shape), self.order)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +153,9 @@ class GradientProgram:
             or uses.
         """
         leaves, structure = jax.tree.flatten(params)
+        rule = "changes parameters, a module or a stream of keys, of one example: that is lost"
+        way_out = "Use no batch norm; give dropout a key for each example, in the data."
+        changing = _check.reject("function", function, rule, way_out)
 
         def gradient(arrays: list[jax.Array], *constants: PyTree) -> PyTree:
             traced = iter(arrays)
@@ -170,9 +165,7 @@ class GradientProgram:
             values = jax.tree.leaves(params)
             gradients = function(params, *constants)
             if list(map(id, values)) != list(map(id, jax.tree.leaves(params))):
-                rule = "changes the parameters that it is given, of one example: the change is lost"
-                way_out = "Use no batch norm; give dropout a key for each example, in the data."
-                raise _check.reject("function", function, rule, way_out)
+                raise changing
             return gradients
 
         try:
@@ -182,10 +175,8 @@ class GradientProgram:
         except Exception as error:
             if type(error).__name__ != "TraceContextError":  # of NNX
                 raise
-            rule = "changes a module or a stream of keys that it was not given"
-            way_out = "Use no batch norm; give dropout a key for each example, in the data."
-            raise _check.reject("function", function, rule, way_out) from error
-        for name in sorted(_HOST & _primitives(program.jaxpr)):
+            raise changing from error
+        for name in sorted(_HOST.intersection(_primitives(program.jaxpr))):
             rule = f"uses {name}, in which examples can meet: no gradient is surely its own"
             way_out = "Use operations of JAX alone, or make the gradients yourself (run.mean)."
             raise _check.reject("function", function, rule, way_out)
@@ -218,22 +209,6 @@ class GradientProgram:
         return [leaf.leaf(trained) if isinstance(leaf, _Late) else leaf for leaf in outs]
 
 
-def _products_pay(positions: int, size: int, trained: int) -> bool:
-    """True if the positions' products are fewer than the matrix (Bu et al. 2022, section 4).
-
-    Those of several must be in full float32, which is slow on an accelerator: a gradient of up to a
-    gibibyte is formed there.
-
-    Args:
-        positions: rows of u and v.
-        size, trained: numbers of the matrix, and of all that is trained.
-    """
-    if positions == 1:
-        return True
-    is_wanted = trained > _LARGE or jax.default_backend() == "cpu"
-    return 2 * positions**2 <= size and is_wanted
-
-
 def _is_array(leaf: object) -> bool:
     """False of what a module holds beside arrays, such as its activation in equinox."""
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex)
@@ -258,7 +233,12 @@ def _run(jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[
             inputs = [x.formed() if isinstance(x, _Late) else x for x in inputs]
             form = functools.partial(_evaluate, eqn, inputs, jaxpr.debug_info)
             is_product = name == "dot_general" and not any(eqn.params["dimension_numbers"][1])
-            outs = [_late(eqn, inputs, form)] if is_product else form()
+            if is_product:
+                axes = tuple(range(eqn.outvars[0].aval.ndim))  # type: ignore[attr-defined]
+                contracted, _ = eqn.params["dimension_numbers"]
+                outs = [_Late(functools.cache(form), tuple(inputs), contracted, axes)]
+            else:
+                outs = form()
         values.update(zip(eqn.outvars, outs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
@@ -270,25 +250,10 @@ def _evaluate(eqn: Any, inputs: list[Any], about: Any) -> list[Any]:
     return jaxpr_as_fun(ClosedJaxpr(program, ()))(*values.values())
 
 
-def _late(eqn: Any, inputs: list[Any], form: Callable[[], list[Any]]) -> _Late:
-    contracted, _ = eqn.params["dimension_numbers"]
-    form_once = functools.cache(lambda: form()[0])
-    return _Late(form_once, tuple(inputs), contracted, tuple(range(eqn.outvars[0].aval.ndim)))
-
-
-def _primitives(jaxpr: Jaxpr) -> set[str]:
+def _primitives(jaxpr: Jaxpr) -> Iterator[str]:
     """Names of all operations of a program and of those inside it."""
-    names = {eqn.primitive.name for eqn in jaxpr.eqns}
-    inner = (
-        part
-        for eqn in jaxpr.eqns
-        for part in jax.tree.leaves(
-            list(eqn.params.values()), is_leaf=lambda x: isinstance(x, Jaxpr | ClosedJaxpr)
-        )
-    )
-    for part in inner:
-        if isinstance(part, ClosedJaxpr):
-            part = part.jaxpr
-        if isinstance(part, Jaxpr):
-            names |= _primitives(part)
-    return names
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        for part in jax.tree.leaves(list(eqn.params.values())):
+            if isinstance(inner := getattr(part, "jaxpr", part), Jaxpr):
+                yield from _primitives(inner)

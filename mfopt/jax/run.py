@@ -191,17 +191,16 @@ class PrivateRun:
           UsageError: ``data`` has not as many rows as there are units; ``function`` changes
             ``params``, as batch norm and dropout of NNX do, or calls the host; and as :meth:`mean`.
         """
-        rows = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
-        if rows != {(self.population,)}:
+        whole = {np.shape(leaf) for leaf in jax.tree.leaves(data)}
+        if (sizes := {shape[:1] for shape in whole}) != {(self.population,)}:
             rule = f"must have {self.population} rows, the population of the run"
-            raise _check.reject("data", sorted(rows), rule)
+            raise _check.reject("data", sorted(sizes), rule)
         _check.kind("batch", batch, StepBatch, "run.batches(state) gives them.")
 
         data = jax.tree.map(jnp.asarray, data)
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), data)
         constants = () if public is None else (public,)
         program = GradientProgram.of(function, params, shapes, *constants)
-        whole = {np.shape(leaf) for leaf in jax.tree.leaves(data)}
         if whole & {np.shape(array) for array in program.program.consts}:
             rule = "uses an array as large as the data: each gradient would be of all examples"
             way_out = "Use the example that it is given, and no other."

@@ -20,9 +20,9 @@ _taken = WeakTensorKeyDictionary()  # the run of each attached parameter
 def place() -> tuple[int, int]:
     """(rank, ranks) of this process."""
     distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return 0, 1
-    return distributed.get_rank(), distributed.get_world_size()
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
 
 
 def refuse_layers(module: torch.nn.Module) -> None:
@@ -47,33 +47,30 @@ def refuse_layers(module: torch.nn.Module) -> None:
         raise _check.reject(f"module.{name}".rstrip("."), kind, rule, way_out)
 
 
-def _following(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, list[torch.nn.Module]]]:
-    """Parametrizations of a weight, and those with buffers among them, as of spectral norm.
+def _following(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, torch.nn.Module]]:
+    """Parametrizations of a weight that have buffers, as of spectral norm, each after its list.
 
     They compute a weight from another one: what they keep follows from weights alone.
     """
     for layer in module.modules():
-        if isinstance(layer, parametrize.ParametrizationList) and layer.training:
-            kept = [part for part in layer if any(True for _ in part.buffers())]
-            if kept and not any(map(is_shard, layer.parameters())):
-                yield layer, kept
+        is_list = isinstance(layer, parametrize.ParametrizationList)
+        if is_list and layer.training and not any(map(is_shard, layer.parameters())):
+            yield from ((layer, part) for part in layer.children() if [*part.buffers()])
 
 
 def hold_weights(module: torch.nn.Module) -> None:
-    """Have :func:`follow_weights` alone move the buffers of parametrizations."""
-    for _, kept in _following(module):
-        for part in kept:
-            part.eval()
+    """Keep passes from moving the buffers of parametrizations."""
+    for _, part in _following(module):
+        part.eval()
 
 
 def follow_weights(module: torch.nn.Module) -> None:
     """One pass of parametrizations with buffers, as one of training has; after each step."""
-    for layer, kept in _following(module):
-        for part in kept:
-            part.train()
+    for layer, part in _following(module):
+        part.train()
         with torch.no_grad():
             layer()
-        hold_weights(layer)
+        part.eval()
 
 
 def refuse_uncovered(module: torch.nn.Module, attached: Iterable[torch.Tensor]) -> None:
@@ -83,17 +80,15 @@ def refuse_uncovered(module: torch.nn.Module, attached: Iterable[torch.Tensor]) 
     for layer in module.modules():  # a pass with FSDP2 may have left whole parameters
         if callable(back := getattr(layer, "reshard", None)):
             back()
-    optimized = {id(p) for p in attached if p.requires_grad}
-    trained = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
-    for number, name in trained.items():
-        if number not in optimized:
-            rule = "is not in the optimizer of the run, so that its steps would have no noise"
-            way_out = "Give it all that is trained, or freeze it: requires_grad_(False)."
-            raise _check.reject(f"module.{name}", "requires gradients", rule, way_out)
-    if beyond := len(optimized - trained.keys()):
-        rule = "are in the optimizer of the run and not in the module: they would get noise only"
-        way_out = "Give one module that has all that is trained, or leave them out."
-        raise _check.reject("optimizer", f"{beyond} parameters", rule, way_out)
+    optimized = {id(p): "optimizer" for p in attached if p.requires_grad}
+    trained = {id(p): f"module.{k}" for k, p in module.named_parameters() if p.requires_grad}
+    for number, name in {**trained, **optimized}.items():
+        if number not in optimized or number not in trained:
+            rule = (
+                "is in the module or in the run's optimizer, not in both: no noise, or noise only"
+            )
+            way_out = "Give both all that is trained, or freeze it: requires_grad_(False)."
+            raise _check.reject(name, "a parameter", rule, way_out)
 
 
 def take(parameters: list[torch.Tensor], run: Any) -> None:

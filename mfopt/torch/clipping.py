@@ -50,7 +50,10 @@ class Examples:
         self.device = next(iter(self.trained.values())).device
         self._names = {p: name for name, p in self.module.named_parameters()}
         self._spread = any(map(checks.is_shard, self.trained.values()))
-        frozen = {k: _whole(p) for p, k in self._names.items() if k not in self.trained}
+        # gathered where processes have parts of them
+        self._whole: dict[str, torch.Tensor] = {
+            name: getattr(p.detach(), "full_tensor", p.detach)() for p, name in self._names.items()
+        }
         # once in each layer: PyTorch would not put back what it finds twice in one
         self._places = {
             f"{prefix}.{name}".lstrip("."): self._names[p]
@@ -58,41 +61,36 @@ class Examples:
             for name, p in layer._parameters.items()
             if p is not None
         }
-        self._detached = {name: _whole(p) for name, p in self.trained.items()}
-        self._fixed = frozen, dict(self.module.named_buffers())
+        self._buffers = dict(self.module.named_buffers())
 
     def forward(
         self,
         function: Callable[..., tuple[torch.Tensor, ...]],
         parts: Sequence[torch.Tensor],
-        *,
-        alone: bool = False,
     ) -> tuple[Sequence[torch.Tensor], per_example.Pullback]:
         """(outputs of all examples, what gives gradients of each example from those of outputs).
 
         Args:
           function: of (what calls the module, *tensors of one example), some tensors.
           parts: tensors, examples along the first axis.
-          alone: whether each example goes through the module by itself.
         """
-        if not self._spread and (alone or self.module in _one_by_one):
+        if self.module in _one_by_one:
             return self._one_by_one(function, parts)
 
         def of_one(
             copies: Mapping[str, torch.Tensor], *example: torch.Tensor
         ) -> tuple[torch.Tensor, ...]:
-            frozen, buffers = self._fixed
-            values = {**copies, **frozen}
-            state = {place: values[name] for place, name in self._places.items()} | buffers
+            values = {**self._whole, **copies}
+            state = {place: values[name] for place, name in self._places.items()} | self._buffers
 
             def call(*args: object, **kwargs: object) -> object:
                 return functional_call(self.module, state, args, kwargs, tie_weights=False)
 
             return function(call, *example)
 
-        arguments = self.module, self._detached, self._names, parts
-        eager = torch.compiler.set_stance("force_eager")
-        with eager, _unhooked(self.module):
+        detached = {name: self._whole[name] for name in self.trained}
+        arguments = self.module, detached, self._names, parts
+        with _eager(self.module):
             try:
                 outputs, pullback = per_example.forward(of_one, *arguments)
             except RuntimeError as problem:
@@ -118,8 +116,7 @@ class Examples:
         name, reason = type(self.module).__name__, str(problem).partition("\n")[0]
         why = f"has a layer that has no rule for torch.vmap ({reason[:200]})"
         if self._spread:
-            rule, way_out = f"{why}, as it must here", "Use no fully_shard."
-            raise _check.reject("module", f"{name} of fully_shard", rule, way_out)
+            raise _check.reject("module", f"{name} of fully_shard", why, "Use no fully_shard.")
         result = self._one_by_one(function, parts)
         _one_by_one.add(self.module)
         text = f"{name} {why}: gradients are computed one example after the other"
@@ -144,22 +141,23 @@ class Examples:
 
         def contribution(company: list[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
             """Gradient and outputs of an example, the first of these, with fixed random numbers."""
-            with rows.seeded(parts):
+            with rows.seeded():
                 outputs, gradients = self.forward(function, [x[company] for x in parts])
                 # other ones in each row: what centres them would be lost in equal ones
                 by_name = gradients([x.detach().sigmoid() for x in outputs])
-            each = [x.dense(1).values for k in self.trained for x in by_name[k]]
+            each = [x.dense(1) for k in self.trained for x in by_name[k]]
             return each, [x[:1] for x in outputs]
 
         def state() -> probe.Contents:
-            return probe.contents([ignored], module=self.module, **roots)
+            return probe.contents(ignored, module=self.module, **roots)
 
         if ignored is None:
             yield
             return
         before = state()
-        with rows.seeded(parts):  # by vmap, what is kept would be unusable after it
-            self.forward(function, [x[:1] for x in parts], alone=True)
+        with rows.seeded():  # by vmap, what is kept would be unusable after it
+            first = self.forward if self._spread else self._one_by_one
+            first(function, [x[:1] for x in parts])
         kept = state()
         probe.refuse_changes(before, kept, made=True)
         reference = contribution([0, 0])
@@ -175,9 +173,8 @@ class Examples:
     def _one_by_one(
         self, function: Callable[..., tuple[torch.Tensor, ...]], parts: Sequence[torch.Tensor]
     ) -> tuple[Sequence[torch.Tensor], per_example.Pullback]:
-        eager = torch.compiler.set_stance("force_eager")
         # the module as it is: some keep their weights in lists too
-        with eager, torch.enable_grad():
+        with _eager(self.module), torch.enable_grad():
             outputs = [function(self.module, *example) for example in zip(*parts, strict=True)]
         trained = list(self.trained.values())
 
@@ -188,8 +185,8 @@ class Examples:
                 each.append(
                     per_example.pulled_back(of_example, part, trained, materialize_grads=True)
                 )
-            stacked = [per_example.GradientRows(torch.stack(x)) for x in zip(*each, strict=True)]
-            return {name: [x] for name, x in zip(self.trained, stacked, strict=True)}
+            rows_of = zip(self.trained, zip(*each, strict=True), strict=True)
+            return {k: [per_example.GradientRows(torch.stack(x))] for k, x in rows_of}
 
         return [torch.stack([y.detach() for y in x]) for x in zip(*outputs, strict=True)], gradients
 
@@ -203,7 +200,7 @@ class Examples:
 
         Returns the norm of each; an example whose gradient is not finite adds nothing.
         """
-        with torch.no_grad(), per_example.full_precision({self.device.type}):
+        with torch.no_grad(), per_example.full_precision(self.device):
             joined = [
                 (sums[p], per_example.merged(gradients[name])) for name, p in self.trained.items()
             ]
@@ -305,33 +302,25 @@ def split(batch: object) -> tuple[list[torch.Tensor], Any]:
     leaves, structure = pytree.tree_flatten(batch)
     with torch._C.DisableTorchFunctionSubclass():  # of rows, which need a while to answer
         sizes = [tuple(getattr(leaf, "shape", ())) or type(leaf).__name__ for leaf in leaves]
-        are_tensors = all(isinstance(leaf, torch.Tensor) and leaf.ndim for leaf in leaves)
-    if not are_tensors or len({size[0] for size in sizes}) != 1:
+        are_arrays = all(map(rows.is_array, leaves))
+    if not are_arrays or len({size[0] for size in sizes}) != 1:
         rule = "must be tensors with as many examples each along the first axis"
         way_out = "In collate_fn, make numbers of labels that are texts, and leave out the rest."
         raise _check.reject("batch", [*dict.fromkeys(sizes)], rule, way_out)
     return leaves, structure
 
 
-def _whole(p: Any) -> torch.Tensor:
-    """A parameter without its gradient; gathered where processes have parts of it."""
-    alone = p.detach()
-    return alone.full_tensor() if checks.is_shard(alone) else alone
-
-
 @contextlib.contextmanager
-def _unhooked(module: torch.nn.Module) -> Iterator[None]:
-    """Without the hooks of FSDP2, which would put its parameters in place of those given."""
-    kept = []
-    for layer in module.modules():
-        for hooks in (layer._forward_pre_hooks, layer._forward_hooks):
-            kept.append((hooks, dict(hooks)))
-            for number, hook in list(hooks.items()):
-                if getattr(hook, "__module__", "").startswith("torch.distributed.fsdp"):
-                    del hooks[number]
-    try:
+def _eager(module: torch.nn.Module) -> Iterator[None]:
+    """Nothing compiled; no hooks of FSDP2, which would put its parameters in place of these."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for layer in module.modules():
+            for hooks in (layer._forward_pre_hooks, layer._forward_hooks):
+                before = dict(hooks)
+                for number, hook in before.items():
+                    if getattr(hook, "__module__", "").startswith("torch.distributed.fsdp"):
+                        del hooks[number]
+                stack.callback(hooks.update, before)
+                stack.callback(hooks.clear)
         yield
-    finally:
-        for hooks, before in kept:
-            hooks.clear()
-            hooks.update(before)

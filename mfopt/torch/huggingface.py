@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from mfopt._runtime import _check, _extras
 from mfopt.factorization import Factorization
 from mfopt.noise.ledger import KEY_FOLDER
-from mfopt.torch.loader import refuse_unnumbered
+from mfopt.torch.loader import population_of
 from mfopt.torch.run import PrivateRun
 
 with _extras.required():
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer
 
 # arguments of training that would change what a step is, and their value that does not
 _REFUSED = {
@@ -64,18 +64,13 @@ class PrivateTrainer(Trainer):
         **named: Any,
     ) -> None:
         super().__init__(*arguments, **named)
-        args: TrainingArguments = self.args
+        args = self.args
         for name, (usual, rule, way_out) in _REFUSED.items():
             if (value := getattr(args, name, usual)) != usual:
                 raise _check.reject(f"args.{name}", value, rule, way_out)
-        if args.n_gpu > 1:
-            rule, way_out = "would share out each batch", "Start one process for each: torchrun."
-            raise _check.reject("args.n_gpu", args.n_gpu, rule, way_out)
-        data: Any = self.train_dataset
-        refuse_unnumbered(data)
         self.run = PrivateRun(
             factorization,
-            len(data),
+            population_of(self.train_dataset),
             args.max_grad_norm,
             normalizer=normalizer,
             seed=seed,
@@ -94,8 +89,7 @@ class PrivateTrainer(Trainer):
     def get_train_dataloader(self) -> Any:
         """The run's loader, with the collator of this trainer."""
         collate = self.data_collator
-        columns = getattr(self.train_dataset, "column_names", None)
-        if columns is not None:  # a data set of `datasets`
+        if hasattr(self.train_dataset, "column_names"):  # a data set of `datasets`
             collate = self._get_collator_with_removed_columns(collate, description="training")
         return self.run.loader(
             self.train_dataset,
@@ -116,14 +110,10 @@ class PrivateTrainer(Trainer):
     ) -> torch.Tensor:
         """Add the batch's clipped gradients to the run's sum; returns its mean loss."""
         model.train()
-
-        def loss(model: Any, batch: Any) -> torch.Tensor:
-            return cast(torch.Tensor, self.compute_loss(model, batch))
-
         with self.compute_loss_context_manager():
             return self.run.backward(
                 self.accelerator.unwrap_model(model),
-                loss,
+                self.compute_loss,  # type: ignore[arg-type]
                 self._prepare_inputs(inputs),
                 microbatch=self.microbatch,
             )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from mfopt._runtime import _check, _extras
 from mfopt.torch.run import PrivateRun
 
 with _extras.required():
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import Trainer
     from lightning.pytorch.strategies import SingleDeviceStrategy
     from lightning.pytorch.trainer import call
 
@@ -41,12 +40,11 @@ class PrivateStrategy(SingleDeviceStrategy):
     def __init__(
         self, run: PrivateRun, *, microbatch: int | None = None, device: Any = None
     ) -> None:
-        usual = "cuda:0" if torch.cuda.is_available() else "cpu"
-        super().__init__(usual if device is None else device)
+        super().__init__(device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
         self.run = _check.kind("run", run, PrivateRun)
         self.microbatch, self.loss = microbatch, torch.zeros(())
         self._batch: tuple[Any, ...] = ()
-        self._whole = torch.nn.Module()
+        self._whole: Any = None  # the module, whose forward pass is its training step
 
     def setup_optimizers(self, trainer: Trainer) -> None:
         """Attach the run to the module's optimizer; refuse what would change its steps."""
@@ -58,54 +56,56 @@ class PrivateStrategy(SingleDeviceStrategy):
             rule = "needs a GradScaler, which would leave out steps"
             raise _check.reject("precision", trainer.precision, rule, "Take 'bf16-mixed'.")
         self.run.attach(self.optimizers[0])
-        self._whole = _OneStep(self._module)
+        self._whole = _OneStep(self.lightning_module)
         # what Lightning wraps them in is made anew, of attached ones
         self.optimizers = self.optimizers
 
     def training_step(self, batch: Any, *rest: Any) -> Any:
         """Keep the batch for :meth:`backward`, which has its gradients apart; a loss of 0."""
-        if not self._module.automatic_optimization:
+        if not self._whole.module.automatic_optimization:
             return super().training_step(batch, *rest)
         self._batch = (batch, *rest)
         return torch.zeros((), device=self.root_device)
 
-    def backward(self, *_: Any, **__: Any) -> Any:
+    def backward(self, *arguments: Any, **named: Any) -> Any:
         """Add the batch's clipped gradients to the run's sum.
 
-        Raises:
-          UsageError: called by ``manual_backward``, whose gradients would not be clipped.
+        What ``manual_backward`` would add is refused, as any gradient of rows of the loader.
         """
         if not self._batch:
-            rule, way_out = "is not clipped", "Call run.backward(self, loss, batch) in its place."
-            raise _check.reject("manual_backward", "called", rule, way_out)
+            return super().backward(*arguments, **named)
         (batch, *rest), self._batch = self._batch, ()
-        with self.precision_plugin.train_step_context(), _silent(self._module):
-            self.loss = self.run.backward(
-                self._whole, lambda step, one: step(one, *rest), batch, microbatch=self.microbatch
-            )
+        module = self._whole.module
+        # left out is what it logs: one example's numbers, and batched ones inside vmap
+        vars(module).update(dict.fromkeys(("log", "log_dict"), lambda *_, **__: None))
+        try:
+            with self.precision_plugin.train_step_context():
+                self.loss = self.run.backward(
+                    self._whole,
+                    lambda step, one: step(one, *rest),
+                    batch,
+                    microbatch=self.microbatch,
+                )
+        finally:
+            del module.log, module.log_dict
         return self.loss
 
     def optimizer_step(
         self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **options: Any
     ) -> object:
         """Step with the noised mean of what ``closure()`` adds to the run's sum, if anything."""
-        loss, trainer, name = closure(), self._module.trainer, "on_before_optimizer_step"
+        trainer, name = self._whole.module.trainer, "on_before_optimizer_step"
+        loss = closure()
         call._call_callback_hooks(trainer, name, optimizer)
         call._call_lightning_module_hook(trainer, name, optimizer)
         optimizer.step(**options)
         return loss
 
-    @property
-    def _module(self) -> LightningModule:
-        module = self.lightning_module
-        assert module is not None
-        return module
-
 
 class _OneStep(torch.nn.Module):
     """The training step of a module as a forward pass, whose parameters can be put in its place."""
 
-    def __init__(self, module: LightningModule) -> None:
+    def __init__(self, module: Any) -> None:
         super().__init__()
         self.module = module
 
@@ -113,15 +113,3 @@ class _OneStep(torch.nn.Module):
         """The loss of ``training_step(*arguments)``."""
         outputs = self.module.training_step(*arguments)
         return outputs["loss"] if isinstance(outputs, Mapping) else outputs
-
-
-@contextlib.contextmanager
-def _silent(module: LightningModule) -> Iterator[None]:
-    """Leave out what the module logs: one example's numbers, and batched ones inside vmap."""
-    for name in ("log", "log_dict"):
-        setattr(module, name, lambda *_, **__: None)
-    try:
-        yield
-    finally:
-        for name in ("log", "log_dict"):
-            delattr(module, name)

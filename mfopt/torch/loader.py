@@ -36,23 +36,23 @@ class UnitBatches(data.Sampler[list[int]]):
     def __init__(self, run: PrivateRun) -> None:
         self.run = run
 
-    def _epoch(self) -> tuple[int, int]:
-        """The first step of the epoch of the next step, and the one after its last."""
+    @property
+    def _epoch(self) -> range:
+        """Steps of the epoch of the next step."""
         steps, epoch = len(self.run.sampler), self.run.sampler.steps_per_epoch
         begin = min(self.run.step, steps - 1) // epoch * epoch
-        return begin, min(begin + epoch, steps)
+        return range(begin, min(begin + epoch, steps))
 
     def __len__(self) -> int:
-        begin, stop = self._epoch()
-        return stop - begin
+        return len(self._epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
         self.run.started()
-        step, (_, stop) = self.run.step, self._epoch()
-        self.run.stream.refuse_past_end(step)
+        steps = range(self.run.step, self._epoch.stop)
+        self.run.stream.refuse_past_end(steps.start)
         self.run.forget()  # the batch of a step that was broken off comes again, whole
-        for number in range(step, stop):
-            yield self.run.sampler[number].tolist()
+        for step in steps:
+            yield self.run.sampler[step].tolist()
 
 
 class PrivateLoader(data.DataLoader[Any]):
@@ -61,11 +61,12 @@ class PrivateLoader(data.DataLoader[Any]):
     # accelerate's ``prepare`` then gives it back: its own loader would fetch a batch ahead
     _is_accelerate_prepared = True
 
-    def __init__(self, dataset: Any, run: PrivateRun, collate: Collator, **options: Any) -> None:
+    def __init__(
+        self, dataset: Any, run: PrivateRun, collate: Callable[[list[Any]], object], **options: Any
+    ) -> None:
         self.run = run
-        super().__init__(
-            _Numbered(dataset), batch_sampler=UnitBatches(run), collate_fn=collate, **options
-        )
+        options |= {"batch_sampler": UnitBatches(run), "collate_fn": Collator(collate, dataset)}
+        super().__init__(_Numbered(dataset), **options)
 
 
 class _Numbered(data.Dataset[Any]):
@@ -85,8 +86,8 @@ class _Numbered(data.Dataset[Any]):
 class Collator:
     """``collate``, with the unit of each row of the tensors that it makes.
 
-    Of two batches and then one in two hundred, some records are collated again, with one in place
-    of another: no other row may change.
+    Of two batches and then one in two hundred of a loader, some records are collated again, with
+    one in place of another: no other row may change.
 
     Args:
       collate: of a list of records.
@@ -107,11 +108,7 @@ class Collator:
         if not records:
             batch = _mapped(_emptied, batch)
 
-        def marked(part: Any) -> object:
-            is_array = isinstance(part, torch.Tensor) and part.ndim > 0
-            return UnitRows.of(part, units, is_probed=is_probed) if is_array else part
-
-        return _mapped(marked, batch)
+        return _mapped(lambda x: UnitRows.of(x, units, is_probed=is_probed), batch)
 
     def _refuse_mixed(self, records: list[object]) -> None:
         """Raise :class:`UsageError` where another record changes more rows than its own."""
@@ -134,7 +131,7 @@ class Collator:
             # of a view not what it is a view of, which may be all data
             return part.clone() if isinstance(part, torch.Tensor) else copy.deepcopy(part)
 
-        with seeded([]):
+        with seeded():
             _mapped(tensors.append, self._collate(pytree.tree_map(copied, records)))
         rows = [
             x.reshape(len(records), -1).contiguous().view(torch.uint8).numpy()
@@ -158,10 +155,11 @@ def _emptied(part: Any) -> object:
     raise _check.reject("collate_fn", type(part).__name__, rule, way_out)
 
 
-def refuse_unnumbered(dataset: object) -> None:
-    """Raise :class:`UsageError` for a data set that the scheme cannot draw from."""
+def population_of(dataset: Any) -> int:
+    """The number of records; raises :class:`UsageError` for what the scheme cannot draw from."""
     is_numbered = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if isinstance(dataset, data.IterableDataset) or not is_numbered:
         rule = "must have numbered records: __getitem__ and __len__"
         way_out = "Of a DataLoader, give its `dataset`: batches are drawn by the factorization."
         raise _check.reject("dataset", dataset, rule, way_out)
+    return len(dataset)

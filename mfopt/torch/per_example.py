@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -36,9 +36,9 @@ class GradientRows:
     def __init__(self, gradients: torch.Tensor) -> None:
         self.values = gradients.reshape(len(gradients), -1)
 
-    def dense(self, examples: int | None = None) -> GradientRows:
-        """The gradients themselves, of the first ``examples``."""
-        return GradientRows(self.values[:examples])
+    def dense(self, examples: int | None = None) -> torch.Tensor:
+        """The gradients themselves, of the first ``examples``: (examples, numbers)."""
+        return self.values[:examples]
 
     def add_to(self, total: torch.Tensor, factor: torch.Tensor) -> None:
         """Add Σ factor[i] gradient[i] to ``total``; a factor of 0 leaves an example out.
@@ -51,15 +51,16 @@ class GradientRows:
             total += (scale[:, None] * _without(part, scale)).sum(0).view_as(total)
 
 
-class Products:
+class Products(NamedTuple):
     """Gradients Σ_t left[t] ⊗ right[t] of each example, of one weight of ``height`` rows.
 
     ``left``: (examples, t, height), or integers (examples, t) for rows of the identity matrix;
     ``right``: (examples, t, width).
     """
 
-    def __init__(self, left_factor: torch.Tensor, right_factor: torch.Tensor, height: int) -> None:
-        self.left, self.right, self.height = left_factor, right_factor, height
+    left: torch.Tensor
+    right: torch.Tensor
+    height: int
 
     @property
     def is_indexed(self) -> bool:
@@ -68,33 +69,25 @@ class Products:
 
     def lengths(self) -> torch.Tensor:
         """Σ_t |left[t]| |right[t]| for each example."""
-        length = _last_norms(self.right)
-        return (length if self.is_indexed else length * _last_norms(self.left)).sum(1)
+        length = norms(self.right)
+        return (length if self.is_indexed else length * norms(self.left)).sum(1)
 
     def overlaps(self, partner: Products) -> torch.Tensor:
         """⟨gradient, other's gradient⟩ of each example, from inner products of all pairs of t."""
         count = max(1, _MATRIX // max(1, self.left.shape[1] * partner.left.shape[1]))
-        pieces = zip(*(torch.split(x, count) for x in (*self._pair, *partner._pair)), strict=True)
+        pieces = zip(*(torch.split(x, count) for x in self[:2] + partner[:2]), strict=True)
         sums = [
             (_inner(a, b) * (right @ columns.mT)).sum((1, 2)) for a, right, b, columns in pieces
         ]
         return torch.cat(sums)
 
-    def dense_norms(self) -> torch.Tensor:
-        """Norm of each example's gradient, from the gradients, a few at once."""
-        count = max(1, _MATRIX // (self.height * self.right.shape[2]))
-        pieces = zip(*(torch.split(x, count) for x in self._pair), strict=True)
-        return torch.cat([norms((a.mT @ right).flatten(1)) for a, right in pieces])
-
-    def dense(self, examples: int | None = None) -> GradientRows:
-        """The gradients themselves, of the first ``examples``."""
+    def dense(self, examples: int | None = None) -> torch.Tensor:
+        """The gradients themselves, of the first ``examples``: (examples, numbers)."""
         left, right = self.left[:examples], self.right[:examples]
         if not self.is_indexed:
-            return GradientRows(left.mT @ right)
+            return (left.mT @ right).flatten(1)
         offsets = torch.arange(len(left), device=left.device)[:, None] * self.height
-        return GradientRows(
-            _scatter(left + offsets, right, len(left) * self.height).view(len(left), -1)
-        )
+        return _scatter(left + offsets, right, len(left) * self.height).view(len(left), -1)
 
     def add_to(self, total: torch.Tensor, factor: torch.Tensor) -> None:
         """Add Σ factor[i] gradient[i] to ``total``; a factor of 0 leaves an example out."""
@@ -105,22 +98,18 @@ class Products:
         else:
             matrix.addmm_(_without(self.left, factor).flatten(0, 1).mT, right.flatten(0, 1))
 
-    @property
-    def _pair(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.left, self.right
-
 
 def merged(gradients: Sequence[Any]) -> Sequence[GradientRows | Products]:
     """Gradients of one parameter from its uses: rows, or at most one product of each kind."""
     if len(gradients) < 2:
         return gradients
     if any(isinstance(x, GradientRows) for x in gradients):
-        return [GradientRows(torch.stack([x.dense().values for x in gradients]).sum(0))]
+        return [GradientRows(sum(x.dense() for x in gradients))]
     joined = []
     for is_indexed in (False, True):
-        if kind := [x._pair for x in gradients if x.is_indexed == is_indexed]:
-            factors = (torch.cat(x, 1) for x in zip(*kind, strict=True))
-            joined.append(Products(*factors, height=gradients[0].height))  # type: ignore[misc, arg-type]
+        if kind := [x[:2] for x in gradients if x.is_indexed == is_indexed]:
+            left, right = (torch.cat(x, 1) for x in zip(*kind, strict=True))
+            joined.append(Products(left, right, gradients[0].height))
     return joined
 
 
@@ -143,28 +132,27 @@ def norm_bounds(gradients: Sequence[GradientRows | Products]) -> torch.Tensor:
     height, width = products[0].height, products[0].right.shape[2]
     is_dense = len(products) == 1 and not products[0].is_indexed
     if is_dense and uses * (height + width) > height * width:
-        return products[0].dense_norms() + _ROUNDING * lengths
+        count = max(1, _MATRIX // (height * width))  # a few at once
+        pieces = zip(*(torch.split(x, count) for x in products[0][:2]), strict=True)
+        dense = torch.cat([norms((a.mT @ right).flatten(1)) for a, right in pieces])
+        return dense + _ROUNDING * lengths
     pairs = [(a, b) for i, a in enumerate(products) for b in products[i:]]
     squares = torch.stack([a.overlaps(b) * (1 if a is b else 2) for a, b in pairs]).sum(0)
     return (squares.clamp(min=0) + _ROUNDING * lengths.square()).sqrt() + _ROUNDING * lengths
 
 
 def norms(rows: torch.Tensor) -> torch.Tensor:
-    """Norm of each row of (m, n), to 2⁻²⁰: block by block.
+    """Norm of each row, along the last axis, to 2⁻²⁰: block by block.
 
     PyTorch adds up a row's squares in a few running sums on a CPU, and is up to 0.6% off, to either
     side, for 10⁷ numbers and 3.5% for 5·10⁷.
     """
-    cut = rows.shape[1] // _BLOCK * _BLOCK
-    result: torch.Tensor = rows[:, cut:].norm(dim=1)
+    cut = rows.shape[-1] // _BLOCK * _BLOCK
+    result: torch.Tensor = rows[..., cut:].norm(dim=-1)
     if cut:
-        blocks = rows[:, :cut].reshape(len(rows), -1, _BLOCK).norm(dim=2)
+        blocks = torch.unflatten(rows[..., :cut], -1, (-1, _BLOCK)).norm(dim=-1)
         result = torch.hypot(norms(blocks), result)
     return result
-
-
-def _last_norms(x: torch.Tensor) -> torch.Tensor:
-    return norms(x.flatten(0, 1)).view(x.shape[:2])
 
 
 def _inner(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -191,13 +179,12 @@ def _without(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def full_precision(kinds: set[str]) -> Iterator[None]:
+def full_precision(device: torch.device) -> Iterator[None]:
     """Without autocast and TF32, which would round norms and sums to 8 or 10 bits."""
     precision = torch.get_float32_matmul_precision()
     with contextlib.ExitStack() as stack:
-        for kind in kinds:
-            if torch.amp.is_autocast_available(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch.amp.is_autocast_available(device.type):
+            stack.enter_context(torch.autocast(device.type, enabled=False))
         torch.set_float32_matmul_precision("highest")
         stack.callback(torch.set_float32_matmul_precision, precision)
         yield
@@ -212,10 +199,7 @@ class _Layer:
         self, layer: Any, values: Mapping[str, torch.Tensor], names: Mapping[str, str]
     ) -> None:
         self.layer, self.names, self.weight = layer, names, values[names["weight"]]
-        bias = getattr(layer, "bias", None)
-        self.bias = (
-            values[names["bias"]] if "bias" in names else bias if bias is None else bias.detach()
-        )
+        self.bias = values.get(names.get("bias", ""), getattr(layer, "bias", None))
 
     def is_reparameterized(self, copies: Mapping[str, torch.Tensor]) -> bool:
         """True if a caller has put other tensors in place of the trained parameters for now.
@@ -288,8 +272,6 @@ _KINDS = {
     "torch.nn.modules.sparse.Embedding": _Embedding,
     "transformers.pytorch_utils.Conv1D": _Transposed,
 }
-# options of layers, and the value for which the gradient of the weight is a product
-_PLAIN = {"max_norm": None, "scale_grad_by_freq": False}
 
 
 def _layers(
@@ -298,12 +280,11 @@ def _layers(
     """Layers of ``module`` whose calls give products; ``values``: trained parameters."""
     for layer in module.modules():
         kind = _KINDS.get(f"{type(layer).__module__}.{type(layer).__name__}")
-        is_plain = all(
-            getattr(layer, option, default) == default for option, default in _PLAIN.items()
-        )
-        if kind and is_plain and "forward" not in vars(layer):
-            parts = {key: names[p] for key, p in layer._parameters.items() if p is not None}
-            trained = {key: name for key, name in parts.items() if name in values}
+        # with these the gradient of the weight is no product
+        is_rescaled = getattr(layer, "max_norm", None) or getattr(layer, "scale_grad_by_freq", 0)
+        if kind and not is_rescaled and "forward" not in vars(layer):
+            parameters = layer._parameters.items()
+            trained = {key: names[p] for key, p in parameters if names.get(p) in values}
             if "weight" in trained:
                 yield kind(layer, values, trained)
 
@@ -404,7 +385,7 @@ def forward(
         result: Gradients = {
             k: [] if g is None else [GradientRows(g)] for k, g in zip(copies, rows, strict=True)
         }
-        with full_precision({batch[0].device.type}):
+        with full_precision(batch[0].device):
             for layer, x, d in calls:
                 for name, gradient in layer.gradients(x, d):
                     result[name].append(gradient)

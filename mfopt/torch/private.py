@@ -16,8 +16,8 @@ from mfopt.factorization import Factorization
 from mfopt.noise.ledger import KEY_FOLDER
 from mfopt.torch import checks, rows
 from mfopt.torch.clipping import Examples
-from mfopt.torch.loader import PrivateLoader, refuse_unnumbered
-from mfopt.torch.run import PrivateRun, refuse_private, trained, with_options_of
+from mfopt.torch.loader import PrivateLoader, population_of
+from mfopt.torch.run import PrivateRun, with_options_of
 
 
 @with_options_of(DataLoader)
@@ -66,21 +66,18 @@ def make_private(
 
     Raises:
       UsageError: as :class:`PrivateRun` and :meth:`PrivateRun.attach`; a keyword of Opacus whose
-        value is the factorization's (``poisson_sampling``, ``noise_multiplier``), an optimizer
-        that lacks trainable parameters of the module, a model of ``fully_shard``; later as
-        :meth:`PrivateRun.backward`, a loss that mixes examples, or two passes for one step.
+        value is the factorization's (``poisson_sampling``, ``noise_multiplier``), a model of
+        ``fully_shard``; later as :meth:`PrivateRun.backward`, a loss that mixes examples, or two
+        passes for one step.
     """
     _check.choice("loss_reduction", loss_reduction, ("mean", "sum"))
-    refuse_private(optimizer)
-    parameters = trained(optimizer)
-    checks.refuse_uncovered(module, parameters)
-    if any(map(checks.is_shard, parameters)):
+    _check.kind("module", module, torch.nn.Module)
+    if any(map(checks.is_shard, module.parameters())):
         rule, way_out = "has parameters of fully_shard", "Use PrivateRun and run.backward."
         raise _check.reject("module", module, rule, way_out)
-    refuse_unnumbered(dataset)
     run = PrivateRun(
         factorization,
-        len(dataset),
+        population_of(dataset),
         max_grad_norm,
         normalizer=normalizer,
         seed=seed,
@@ -119,25 +116,17 @@ class PrivateModule(torch.nn.Module):
         if not (self.training and torch.is_grad_enabled()):
             return self._module(*args, **kwargs)
         run = self._run
-        run.started()
-        checks.refuse_uncovered(self._module, run.parameters)
-        examples = Examples(self._module, run.stream.clip_norm)
-        units = rows.units_of(given)
-        count = len(units)
-        is_probed = False
+        units, is_probed = run.begin_pass(self._module, given)
+        examples, count = Examples(self._module, run.stream.clip_norm), len(units)
 
         def marked(x: Any) -> Any:
-            if not _is_array(x):
-                return x
-            return rows.Outputs.of(
-                x.view_as(x), units, is_probed=is_probed, reduction=self._reduction
-            )
+            return rows.Outputs.of(x, units, is_probed=is_probed, reduction=self._reduction)
 
         if not count:
             with torch.no_grad():
                 outputs = self._module(*args, **kwargs)
             return pytree.tree_map(lambda x: marked(_leaf(x)), outputs)
-        batched = [i for i, x in enumerate(leaves) if _is_array(x) and len(x) == count]
+        batched = [i for i, x in enumerate(leaves) if rows.is_array(x) and len(x) == count]
         of_example: list[Any] = []  # outputs, as a list, and their structure
 
         def of_one(call: Callable[..., object], *example: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -150,7 +139,6 @@ class PrivateModule(torch.nn.Module):
             return tuple(x.squeeze(0) if x.ndim else x for x in tensors)
 
         parts = [leaves[i] for i in batched]
-        is_probed = run.is_probed(self._module, count)
         is_probed |= any(units != count for units in self._reduction.divided.values())
         with examples.probed(of_one, parts, run if is_probed else None):
             outputs, pullback = examples.forward(of_one, parts)
@@ -162,19 +150,13 @@ class PrivateModule(torch.nn.Module):
 
         run.passes.append((outputs, add, units))
         remaining = iter(outputs)
-        results = [
-            self._together(next(remaining), x) if isinstance(x, torch.Tensor) else x
-            for x in of_example[0]
-        ]
-        return pytree.tree_unflatten(map(marked, results), of_example[1])
-
-    def _together(self, outputs: torch.Tensor, one: torch.Tensor) -> torch.Tensor:
-        """``outputs`` of all examples; if ``one`` example's is a number, their mean or sum."""
-        return outputs if one.ndim else getattr(torch, self._reduction.declared)(outputs)
-
-
-def _is_array(x: object) -> bool:
-    return isinstance(x, torch.Tensor) and x.ndim > 0
+        results = []
+        for x in of_example[0]:
+            result = next(remaining) if isinstance(x, torch.Tensor) else x
+            if isinstance(x, torch.Tensor) and not x.ndim:  # a number of each example
+                result = getattr(torch, self._reduction.declared)(result)
+            results.append(marked(result))
+        return pytree.tree_unflatten(results, of_example[1])
 
 
 def _leaf(output: object) -> Any:

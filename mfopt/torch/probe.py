@@ -13,7 +13,7 @@ import functools
 import re
 import types
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -32,16 +32,14 @@ _TRAINERS = ("lightning", "lightning_fabric", "pytorch_lightning")
 Contents = dict[str, object]
 
 
-def contents(ignored: Iterable[object] = (), **roots: object) -> Contents:
+def contents(ignored: object, **roots: object) -> Contents:
     """Value, or a fingerprint of it, of all that can be reached from ``roots``, by its path.
 
     Attributes, containers, tensors, arrays, and of functions what they enclose and the globals they
-    name. Left out are ``ignored`` objects, data sets, loaders and modules of Python.
+    name. Left out are the ``ignored`` object, data sets, loaders and modules of Python.
     """
-    remaining, visited = (
-        deque(roots.items()),
-        {id(x): x for x in ignored},
-    )  # alive: no number comes twice
+    # alive: no number comes twice
+    remaining, visited = deque(roots.items()), {id(ignored): ignored}
     state: Contents = {}
     while remaining:
         path, value = remaining.popleft()
@@ -84,11 +82,10 @@ def _parts(value: object) -> Contents:
         globals_used = {name: value.__globals__.get(name) for name in value.__code__.co_names}
         return {**globals_used, **_held(value)}
     forward = getattr(type(value), "forward", None)
-    if isinstance(value, torch.nn.Module) and isinstance(forward, types.FunctionType):
-        return {"forward": _held(forward), **vars(value)}
+    held = {"forward": _held(forward)} if isinstance(forward, types.FunctionType) else {}
     names: list[str] = copyreg._slotnames(type(value))  # type: ignore[attr-defined]
     slots = {name: getattr(value, name, None) for name in names}
-    return {**slots, **getattr(value, "__dict__", {})}
+    return {**held, **slots, **getattr(value, "__dict__", {})}
 
 
 def _held(function: types.FunctionType) -> Contents:
@@ -118,10 +115,9 @@ def refuse_changes(before: Contents, after: Contents, *, made: bool = False) -> 
       before, after: :func:`contents` at two moments.
       made: whether new entries are allowed: a first pass may fill a table of positions.
     """
-    paths = before.keys() & after.keys() if made else before.keys() | after.keys()
-    changed = sorted(x for x in paths if before.get(x, ...) != after.get(x, ...))
-    if made:
-        changed = [x for x in changed if before[x] != "False"]  # that something was made
+    changed = sorted(x for x in before | after if before.get(x, ...) != after.get(x, ...))
+    if made:  # a "False" may say that it was not made yet
+        changed = [x for x in changed if x in after and before.get(x, "False") != "False"]
     if changed:
         rule = "was changed by a private pass: it may hold what a batch has, without noise"
         way_out = "Freeze it, use GroupNorm, or keep it elsewhere; and load the model again."

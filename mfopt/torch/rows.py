@@ -21,8 +21,9 @@ from torch.utils import _pytree as pytree
 
 from mfopt._runtime import _check
 
-_SELECTIONS = {"__getitem__", "index_select", "narrow", "flip", "roll"}
-_SELECTIONS |= {"split", "tensor_split", "chunk"}
+_SELECTIONS = {
+    "__getitem__", "index_select", "narrow", "flip", "roll", "split", "tensor_split", "chunk",
+}  # fmt: skip
 _RESHAPES = {"view", "reshape", "flatten"}
 _TOLERANCE = 1e-3  # of the largest number: what rounding may change
 _Operation = functools.partial[object]  # with its arguments
@@ -67,19 +68,21 @@ class UnitRows(torch.Tensor):
     @classmethod
     def of(
         cls,
-        tensor: torch.Tensor,
+        tensor: Any,
         units: Iterable[int],
         *,
         is_probed: bool = False,
         reduction: _Reduction = reduction,
-    ) -> UnitRows:
+    ) -> Any:
         """``tensor``, whose rows are of ``units``; mixed, where it has another number of rows.
 
         Args:
-          tensor, units: rows, and the unit of each.
+          tensor, units: rows, and the unit of each; what has no rows is given back.
           is_probed: whether operations are computed again.
           reduction: what the loss is said to be, and the passes before.
         """
+        if not is_array(tensor):
+            return tensor
         rows, units = tensor.as_subclass(cls), tuple(units)
         is_whole = len(units) == tensor.shape[0]
         rows.units, rows.is_probed = units if is_whole else None, is_probed
@@ -144,6 +147,11 @@ class Outputs(UnitRows):
         return super().__torch_function__(function, kinds, args, kwargs)
 
 
+def is_array(x: object) -> bool:
+    """True of a tensor that has rows."""
+    return isinstance(x, torch.Tensor) and x.ndim > 0
+
+
 def plain(x: Any) -> Any:
     """The tensor without its units; anything else as it is."""
     if not isinstance(x, UnitRows):
@@ -171,14 +179,13 @@ def units_of(tensors: Iterable[object]) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def seeded(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+def seeded() -> Iterator[None]:
     """Random numbers begin at seed 0 inside, and go on as before after it."""
-    devices = {x.device for x in tensors if x.device.type == "cuda"}
+    of_cuda = torch.cuda.default_generators  # none before its first use
     states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=list(devices)):
-        torch.default_generator.manual_seed(0)  # torch.manual_seed prints the stack to a text
-        for device in devices:
-            torch.cuda.default_generators[device.index].manual_seed(0)
+    with torch.random.fork_rng(devices=range(len(of_cuda))):
+        for generator in (torch.default_generator, *of_cuda):
+            generator.manual_seed(0)  # torch.manual_seed prints the stack to a text
         random.seed(0)
         np.random.seed(0)
         yield
@@ -203,10 +210,9 @@ def _name_units(name: str, operation: _Operation, results: list[UnitRows]) -> No
         )
     each: list[Any] = [units] * len(results)
     probe = functools.partial(_mixes, operation, sources[0])
-    is_selection = name in _SELECTIONS and isinstance(args[0], UnitRows)
     if fault:
         pass
-    elif units and is_selection:
+    elif units and name in _SELECTIONS and isinstance(args[0], UnitRows):
         with contextlib.suppress(IndexError, RuntimeError):  # along another axis
             each = _selected(operation, units)
     elif units and name in _RESHAPES and results[0].ndim:
@@ -220,7 +226,10 @@ def _name_units(name: str, operation: _Operation, results: list[UnitRows]) -> No
         is_whole = of_rows is not None and x.ndim and len(x) == len(of_rows) and not fault
         x.units, x.is_probed, x.fault = tuple(of_rows) if is_whole else None, is_probed, fault
     if is_probed:
-        reduction = _reduction_of(sources)
+        parts = [x.reduction for x in sources]
+        kinds = frozenset().union(*(part.kinds for part in parts))
+        basis = next((x.reduction for x in sources if isinstance(x, Outputs)), _Reduction())
+        reduction = basis._replace(kinds=kinds, units=max(part.units for part in parts))
         if units and each[0] is None and len(units) > 1 and not fault:
             kinds = _kinds(operation, len(units))
             reduction = reduction._replace(kinds=kinds, units=len(set(units)))
@@ -237,14 +246,6 @@ def _refuse_mixed(fault: str, _: torch.Tensor) -> None:
     rule = f"mixes examples by {fault}, or divides by what depends on them"
     way_out = "Use a mean over losses of one example each; or PrivateRun.backward."
     raise _check.reject("loss", "not a mean over examples", rule, way_out)
-
-
-def _reduction_of(sources: list[UnitRows]) -> _Reduction:
-    """What is known of what an operation is computed from."""
-    parts = [x.reduction for x in sources]
-    basis = next((x.reduction for x in sources if isinstance(x, Outputs)), _Reduction())
-    kinds = frozenset().union(*(part.kinds for part in parts))
-    return basis._replace(kinds=kinds, units=max(part.units for part in parts))
 
 
 def _multiple(name: str, args: Any, count: int) -> int:
@@ -371,7 +372,7 @@ def _again(
         inputs.append(copy.requires_grad_())
         return copy * 1.0  # which may be changed in place
 
-    with seeded(inputs), torch.enable_grad():
+    with seeded(), torch.enable_grad():
         args, kwargs = pytree.tree_map(changed, (operation.args, operation.keywords))
         made = operation.func(*args, **kwargs)
         results = [x for x in pytree.tree_leaves(made) if isinstance(x, torch.Tensor)]

@@ -65,7 +65,7 @@ def with_options_of(others: Callable[..., object]) -> Callable[[Callable[P, T]],
 
         @functools.wraps(call)
         def checked(*arguments: P.args, **keywords: P.kwargs) -> T:
-            for name in [name for name in keywords if name not in allowed]:
+            for name in sorted(keywords.keys() - allowed):
                 if (value := keywords.pop(name)) or name not in _DECIDED:
                     rule = _DECIDED.get(name, "is no argument here")
                     raise _check.reject(name, value, rule, "Leave it out.")
@@ -147,28 +147,23 @@ class PrivateRun:
             factorization.guarantee, pinned=seed is not None, allow_uncertified=allow_uncertified
         )
         self.rank, self.ranks = checks.place()
-        batches = [factorization.sampler(population, seed).state_dict()]
+        samplers = [factorization.sampler(population, seed)]
         if self.ranks > 1:
-            torch.distributed.broadcast_object_list(batches, src=0)
-        self.sampler = self._part_of(batches[0])
+            torch.distributed.broadcast_object_list(samplers, src=0)
+        self.sampler = samplers[0].part(self.rank, self.ranks)
         expected = self.sampler.expected_batch
         self.normalizer = _check.positive(
             "normalizer", expected if normalizer is None else normalizer
         )
         self.noise: TorchNoise | SilentNoise | None = None
-        self.units: list[int] = []  # whose rows are in the sum of this step
-        self.norms: list[torch.Tensor] = []  # of what is in the sum, before it was clipped
+        self._drop()
         self.keys = KeyFile(key_folder)
         self.parameters: list[torch.Tensor] = []  # of the attached optimizer
-        # outputs that await gradients, what adds those of their examples to sums, and their units
-        self.passes: list[tuple[list[torch.Tensor], Callable[..., None], tuple[int, ...]]] = []
         self._optimizer: torch.optim.Optimizer | None = None
         self._process = os.getpid()
         self._module = torch.nn.Module()  # of the last pass
         self._probes = 0  # passes that were probed
         self._modes: tuple[bool, ...] = ()  # of the layers in the last pass, whether they train
-        self._sums: dict[torch.Tensor, torch.Tensor] = {}  # of this step, by parameter
-        self._collators: dict[tuple[int, int], loader.Collator] = {}  # which count their batches
         # drops what was summed of a step that was not released
         self.forget: Callable[[], None] = self._drop
 
@@ -212,15 +207,10 @@ class PrivateRun:
           UsageError: a data set without numbered records, or of another size than the population;
             options that draw batches.
         """
-        loader.refuse_unnumbered(dataset)
-        if len(dataset) != self.sampler.population:
+        if (size := loader.population_of(dataset)) != self.sampler.population:
             rule = f"the run is for a population of {self.sampler.population}"
-            raise _check.reject("dataset", f"{len(dataset)} records", rule)
-        collate = collate_fn or default_collate
-        collator = self._collators.setdefault(
-            (id(collate), id(dataset)), loader.Collator(collate, dataset)
-        )
-        return loader.PrivateLoader(dataset, self, collator, **options)
+            raise _check.reject("dataset", f"{size} records", rule)
+        return loader.PrivateLoader(dataset, self, collate_fn or default_collate, **options)
 
     def backward(
         self,
@@ -240,10 +230,7 @@ class PrivateRun:
           module: the model; the attached optimizer has all of its trainable parameters.
           loss, batch, microbatch: as for :func:`~mfopt.torch.clipping.add_clipped`.
         """
-        self.started()
-        checks.refuse_uncovered(module, self.parameters)
-        units = rows.units_of(clipping.split(batch)[0])
-        probed = not self.units and self.is_probed(module, len(units))
+        units, probed = self.begin_pass(module, clipping.split(batch)[0])
         self.take(units)
         try:
             loss_value = clipping.add_clipped(
@@ -262,6 +249,14 @@ class PrivateRun:
             raise
         return loss_value
 
+    def _drop(self) -> None:
+        """Begin a step, or begin it again, without a sum."""
+        self._sums: dict[torch.Tensor, torch.Tensor] = {}  # of this step, by parameter
+        self.units: list[int] = []  # whose rows are in the sum
+        self.norms: list[torch.Tensor] = []  # of what is in the sum, before it was clipped
+        # outputs that await gradients, what adds those of their examples to sums, and their units
+        self.passes: list[tuple[list[torch.Tensor], Callable[..., None], tuple[int, ...]]] = []
+
     @property
     def sums(self) -> dict[torch.Tensor, torch.Tensor]:
         """Of the clipped gradients of this step so far, by parameter, in the optimizer's order."""
@@ -278,18 +273,29 @@ class PrivateRun:
             way_out = "Use a loss that is a mean over examples, not one that compares them."
             raise _check.reject("loss", "constant", rule, way_out)
 
-    def is_probed(self, module: torch.nn.Module, examples: int) -> bool:
-        """True if a pass is probed: the first two, those in another mode, and drawn ones."""
+    def begin_pass(
+        self, module: torch.nn.Module, tensors: list[Any]
+    ) -> tuple[tuple[int, ...], bool]:
+        """(units of the rows of ``tensors``, whether their pass through ``module`` is probed).
+
+        The first two of a run are, those in another mode, and drawn ones; in a step only the first.
+
+        Raises:
+          UsageError: rows that are not each of one unit, no optimizer that has what is trained.
+        """
+        self.started()
+        checks.refuse_uncovered(module, self.parameters)
+        units = rows.units_of(tensors)
         self._module = module
-        if not examples:
-            return False
+        if self.units or not units:
+            return units, False
         modes = tuple(layer.training for layer in module.modules())
         # unknown without the run's secret
         draws = random.Random(f"mfopt probe {self.sampler.state_dict()['seed']} {self.step}")
         drawn = draws.random() * probe.RATE < 1
         drawn |= modes != self._modes or self._probes < 2
         self._modes, self._probes = modes, self._probes + drawn
-        return drawn
+        return units, drawn
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Make ``optimizer.step()`` use the noised and normalized sum of this step.
@@ -306,7 +312,12 @@ class PrivateRun:
         """
         # what accelerate and Lightning wrap one in steps it in their ways
         optimizer = getattr(optimizer, "optimizer", optimizer)
-        refuse_private(optimizer)
+        way_out = "Give a new optimizer of PyTorch."
+        _check.kind("optimizer", optimizer, torch.optim.Optimizer, way_out)
+        # Opacus's are known by what they wrap
+        if optimizer in _attached or hasattr(optimizer, "original_optimizer"):
+            rule = "was made private already: its noise would not be this factorization's"
+            raise _check.reject("optimizer", optimizer, rule, way_out)
         if optimizer.state:
             rule = "has a state from steps that were not this run's"
             way_out = "Attach a new optimizer before the first backward pass."
@@ -320,8 +331,22 @@ class PrivateRun:
             way_out = "Use fully_shard with a mesh of all processes."
             raise _check.reject("optimizer", spread, rule, way_out)
         is_same = [id(p) for p in parameters] == [id(p) for p in self.parameters]
-        if self._optimizer is None or self.ranks > 1 or not is_same:
-            self.start_noise(parameters, shared=bool(sizes))
+        if self.noise is not None and (self.ranks > 1 or not is_same):
+            rule = "has an optimizer already: other sums would be released with its noise"
+            way_out = "Attach one of the same parameters, in this order; or a new run: both count."
+            raise _check.reject("run", self, rule, way_out)
+        if self.noise is None:
+            checks.take(parameters, self)
+            for p in parameters:
+                if self.ranks > 1 and not checks.is_shard(p):
+                    torch.distributed.broadcast(p.data, src=0)
+            # of shards each process makes the noise of its own
+            part = (self.rank, self.ranks) if sizes else None
+            self.noise = (
+                TorchNoise(self.stream, parameters, seed=self._seed, part=part)
+                if sizes or self.rank == 0
+                else SilentNoise(self.stream)
+            )
         self._drop()
         self.parameters, self._optimizer = parameters, optimizer
 
@@ -346,11 +371,22 @@ class PrivateRun:
                 raise _check.reject("grad", "not empty", rule, way_out)
             sums = list(self.sums.values())
             self.add_to(sums)
-            self._sums = {}
+            self._drop()
             for p, total in zip(parameters, sums, strict=True):
                 if self.ranks > 1:
                     torch.distributed.all_reduce(total)
                 p.grad = checks.like(p, total.div_(self.normalizer))
+
+        def after_step(*_: object) -> None:
+            # only a step fills ``grad``, and what follows from weights follows it
+            checks.follow_weights(self._module)
+            for p in parameters:
+                p.grad = None
+
+        def after_state(_: object, state: JsonObject) -> JsonObject:
+            header, arrays = self.started().contents(self.keys.folder)
+            contents = {**header, "sampler": self.sampler.state_dict()}, arrays
+            return {**state, STATE: self.keys.seal(contents)}
 
         def refuse_copy(_: object) -> object:
             raise no_copy(optimizer)
@@ -368,24 +404,26 @@ class PrivateRun:
             _step_supports_amp_scaling=True,
         )
         optimizer.register_step_pre_hook(before_step)
-        optimizer.register_step_post_hook(lambda *_: self._clear())
-        optimizer.register_state_dict_post_hook(lambda _, state: {**state, STATE: self._sealed()})
+        optimizer.register_step_post_hook(after_step)
+        optimizer.register_state_dict_post_hook(after_state)
         loaded: list[Any] = []
 
         def before_load(_: object, state: JsonObject) -> JsonObject:
             rest, noise_state = split_state(state)
-            loaded[:] = self._opened(noise_state)
+            contents = self.keys.open(noise_state)
+            self.started().check(contents)
+            part = {"rank": self.rank, "ranks": self.ranks}
+            saved = UnitSampler.from_state({**contents[0].get("sampler", {}), **part})
+            if (saved.scheme, saved.population) != (self.sampler.scheme, self.sampler.population):
+                rule = f"belongs to other batches than {self.sampler!r}"
+                raise _check.reject("state: sampler", saved, rule)
+            loaded[:] = contents, saved
             return rest
 
         optimizer.register_load_state_dict_pre_hook(before_load)
         optimizer.register_load_state_dict_post_hook(lambda _: self._restore(*loaded))
         _attached.add(optimizer)
         self.forget = zero_grad
-
-    def _drop(self) -> None:
-        """Forget the sum of this step."""
-        self._sums, self.units, self.norms = {}, [], []
-        self.passes.clear()
 
     def collect(self) -> None:
         """Add the gradients of the pass over a batch whose outputs have some by now."""
@@ -400,43 +438,16 @@ class PrivateRun:
             add(self.sums)
             self.refuse_constant(len(units))
 
-    def _clear(self) -> None:
-        """Empty ``grad``: only a step fills it; and let what follows from weights do so."""
-        checks.follow_weights(self._module)
-        for p in self.parameters:
-            p.grad = None
-
-    def start_noise(self, parameters: list[torch.Tensor], *, shared: bool = False) -> None:
-        """The noise for ``parameters``; once for a run. ``shared``: each process makes a part."""
-        if self.noise is not None:
-            rule = "has an optimizer already: other sums would be released with its noise"
-            way_out = "Attach one of the same parameters, in this order; or a new run: both count."
-            raise _check.reject("run", self, rule, way_out)
-        checks.take(parameters, self)
-        for p in parameters:
-            if self.ranks > 1 and not checks.is_shard(p):
-                torch.distributed.broadcast(p.data, src=0)
-        part = (self.rank, self.ranks) if shared else None
-        self.noise = (
-            TorchNoise(self.stream, parameters, seed=self._seed, part=part)
-            if shared or self.rank == 0
-            else SilentNoise(self.stream)
-        )
-
-    @property
-    def drawn(self) -> list[int]:
-        """Units of the step that comes next; none past the last one."""
-        is_left = self.step < self.stream.iterations
-        return self.sampler[self.step].tolist() if is_left else []
-
     def take(self, units: tuple[int, ...]) -> None:
         """Note that rows of these units are in the sum, also if adding them is broken off.
 
         Raises:
-          UsageError: rows of other units than the step's, or of one that is in the sum already.
+          UsageError: rows of other units than the step's, of one that is in the sum already, or
+            past the last step.
         """
         self.units += units
-        if len(set(self.units)) < len(self.units) or not set(units) <= set(self.drawn):
+        drawn = self.sampler[self.step].tolist()
+        if len(set(self.units)) < len(self.units) or not set(units) <= set(drawn):
             rule = f"has rows that are not of step {self.step}, or are in its sum already"
             way_out = "Add up each batch once and step before the next one, for an empty one too; "
             way_out += "after a pass that failed, call zero_grad() first."
@@ -454,7 +465,8 @@ class PrivateRun:
             rule = f"(rank, ranks) were {(self.rank, self.ranks)} when the run was made"
             way_out = "Call init_process_group before."
             raise _check.reject("torch.distributed", current, rule, way_out)
-        if len(self.units) < (drawn := len(self.drawn)):
+        self.stream.refuse_past_end(self.step)
+        if len(self.units) < (drawn := len(self.sampler[self.step])):
             rule = f"are in the sum, and {drawn} were drawn for the step"
             way_out = "Call run.backward, or loss.backward(), for all; no zero_grad() between."
             raise _check.reject("units", len(self.units), rule, way_out)
@@ -462,22 +474,6 @@ class PrivateRun:
         if self.ranks > 1:  # the ledger is the first one's
             torch.distributed.all_gather_object(digests, digests[0])
         noise.add_to(sums, "".join(digests))
-        self.units, self.norms = [], []
-
-    def _sealed(self) -> dict[str, Any]:
-        """Noise and batches of the run, sealed, for PyTorch checkpoints."""
-        header, arrays = self.started().contents(self.keys.folder)
-        return self.keys.seal(({**header, "sampler": self.sampler.state_dict()}, arrays))
-
-    def _opened(self, state: object) -> tuple[Contents, UnitSampler]:
-        """(what a state holds, its batches); raises what concerns the state alone."""
-        contents = self.keys.open(state)
-        self.started().check(contents)
-        saved = UnitSampler.from_state(contents[0].get("sampler", {}))
-        if (saved.scheme, saved.population) != (self.sampler.scheme, self.sampler.population):
-            rule = f"belongs to other batches than {self.sampler!r}"
-            raise _check.reject("state: sampler", saved, rule)
-        return contents, saved
 
     def _restore(self, contents: Contents, saved: UnitSampler) -> None:
         """Resume a run: its batches, its noise, its step.
@@ -486,10 +482,10 @@ class PrivateRun:
           UsageError: a state of a run that is alive, in this process or another; other steps or
             batches in other processes.
         """
-        noise, batches = self.started(), saved.state_dict()
+        noise = self.started()
         if self.ranks > 1:
             every: list[Any] = [None] * self.ranks
-            state = contents[0]["step"], {**batches, "rank": 0, "ranks": self.ranks}
+            state = contents[0]["step"], {**saved.state_dict(), "rank": 0}
             torch.distributed.all_gather_object(every, state)
             if any(other != state for other in every):
                 rule = (
@@ -502,7 +498,8 @@ class PrivateRun:
         if self.ranks > 1:
             torch.distributed.broadcast_object_list(step, src=0)
         noise.skip(step[0])  # what was lost in a power cut
-        vars(self).update(sampler=self._part_of(batches), units=[])
+        vars(self).update(sampler=saved)
+        self._drop()
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise no_copy(self)
@@ -516,20 +513,6 @@ class PrivateRun:
             rule = "belongs to the process that made it: a fork would release the same noise"
             raise _check.reject("run", self, rule, "Make a run in the process that trains.")
         return self.noise
-
-    def _part_of(self, batches: JsonObject) -> UnitSampler:
-        """Sampler of the part that this process takes of ``batches``, a sampler's state."""
-        return UnitSampler.from_state({**batches, "rank": self.rank, "ranks": self.ranks})
-
-
-def refuse_private(optimizer: object) -> None:
-    """Raise :class:`UsageError` for an object that is no optimizer or already adds noise."""
-    way_out = "Give a new optimizer of PyTorch."
-    _check.kind("optimizer", optimizer, torch.optim.Optimizer, way_out)
-    # Opacus's are known by what they wrap
-    if optimizer in _attached or hasattr(optimizer, "original_optimizer"):
-        rule = "was made private already: its noise would not be this factorization's"
-        raise _check.reject("optimizer", optimizer, rule, way_out)
 
 
 def trained(optimizer: Any) -> list[Any]:
