@@ -27,12 +27,12 @@ NODES = {
     "mfopt/jax": 4_940,
     "mfopt/noise": 29_540,
     "mfopt/optimize": 27_050,
-    "mfopt/sampling": 7_830,
+    "mfopt/sampling": 7_838,
     "mfopt/strategies": 15_760,
     "mfopt/testing": 9_722,
     "mfopt/torch": 18_130,
-    "mfopt/training": 63_175,
-    "cli": 28_180,
+    "mfopt/training": 63_126,
+    "cli": 28_192,
     "tests": 298_345,
 }
 PUBLIC_NAMES = 1122  # functions and classes of mfopt and cli

@@ -290,15 +290,15 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(tmp_path):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([], {"data": "stdlib-code", "strategy": "blt", "epsilon": 8.0, "pretrain_steps": 300}),
+        ([], {"data": "stdlib-code", "sampling": "fresh-bins:bins=8,epochs=8",
+              "strategy": "optimized", "epsilon": 8.0, "pretrain_steps": 300}),
         (["--data=x.jsonl", "--eps=3"], {"data": "x.jsonl", "epsilon": 3.0, "delta": 1e-5}),
-        (["--algorithm=els"], {"strategy": "blt", "epsilon": 8.0}),
-        (["--sampling=fresh-bins:bins=4,epochs=2", "--eps=3"],
-         {"strategy": "banded-toeplitz", "epsilon": 3.0, "delta": 1e-5}),
+        (["--epochs=2", "--iters=4", "--eps=3"],
+         {"sampling": "fresh-bins:bins=4,epochs=2", "epsilon": 3.0, "delta": 1e-5}),
         (["--algorithm=none"], {"strategy": "identity", "epsilon": 0.0, "delta": 0.0}),
         (["--model=gpt2"], {"pretrain_steps": 0}),
         (["--sampling=poisson:probability=0.1,iterations=9", "--eps=1", "--delta=1e-5"],
-         {"data": "stdlib-code", "strategy": "identity", "pretrain_steps": 300}),
+         {"data": "stdlib-code", "strategy": "optimized", "pretrain_steps": 300}),
     ],
 )  # fmt: skip
 def test_what_the_flags_leave_open_is_filled_in(words, expected):
@@ -522,17 +522,16 @@ def test_the_c_of_a_file_can_be_accounted_anew_for_groups(data, tmp_path, monkey
     assert smaller == list(one_unit_target(8.0, 1e-4, 2))
 
 
-def test_a_strategy_is_optimized_for_bins_only(tmp_path, monkeypatch):
-    bins, fresh = (
-        {**POISSON, "sampling": f"{x}-bins:bins=4,epochs=2"} for x in ("balls-in", "fresh")
-    )
-    assert TrainConfig(**bins, strategy="blt").optimizes
-    assert TrainConfig(**bins, strategy="blt", algorithm="els").optimizes
-    assert TrainConfig(**fresh, strategy="banded-toeplitz").optimizes
-    assert not TrainConfig(**bins).optimizes
-    for settings in (POISSON, fresh, {**bins, "algorithm": "none"}, {"factorization": "x.npz"}):
+def test_a_strategy_is_optimized_before_a_private_run(data, tmp_path, monkeypatch):
+    for settings in ({**POISSON, "algorithm": "none"}, {"factorization": "x.npz"}):
         with pytest.raises(UsageError, match="strategy"):
             TrainConfig(**settings, strategy="blt")
+    with pytest.raises(UsageError, match="mfopt optimize"):  # not left out without a word
+        prepare(settings_for(data, tmp_path / "none", strategy="optimized"))
+    # where a unit that is gone makes room for another, the account is for its data alone
+    sampling = "truncated-poisson:probability=0.2,batch_size=6,population=20,iterations=4"
+    flags = flags_of(**SMALL, data=data, output=tmp_path / "cut", sampling=sampling)
+    assert printed("train", *flags, "--report-only")["guarantee"]["adjacency"] == "zero-out"
     # a file of another target in the output folder is not taken for this one
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "factorization.npz").write_bytes(FILE.read_bytes())

@@ -9,7 +9,7 @@ import numpy as np
 import scipy
 
 from mfopt.sampling._generator import generator, subset
-from mfopt.sampling.base import Frozen, Scheme
+from mfopt.sampling.base import Adjacency, Frozen, Scheme
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +30,8 @@ class TruncatedPoisson(Scheme):
     kind: ClassVar[str] = "truncated-poisson"
     independent: ClassVar[bool] = False
     prefix_closed: ClassVar[bool] = True
+    # a unit that is gone makes room for another in a full batch
+    run_adjacency: ClassVar[Adjacency] = "zero-out"
 
     def sample(self, step: int, population: int, seed: int) -> np.ndarray:
         """Indices of the units of iteration ``step``, increasing; at most ``batch_size``."""

@@ -20,12 +20,6 @@ from mfopt._runtime._types import JsonObject
 from mfopt.sampling import Scheme
 
 ALGORITHMS = ("uls", "els", "group", "fedavg", "none")
-STRATEGIES = ("identity", "blt", "toeplitz", "banded-toeplitz")
-# forms of C that are optimized for a sampling, the usual one first
-OPTIMIZED = {
-    "balls-in-bins": ("blt", "toeplitz", "banded-toeplitz"),
-    "fresh-bins": ("banded-toeplitz",),
-}
 OPTIMIZERS = ("sgd", "momentum", "adam", "adam-bc")
 SECTIONS = (
     *("privacy", "data", "algorithm", "federated", "batch", "clipping"),
@@ -99,9 +93,8 @@ class TrainConfig:
     )
     strategy: str = _privacy(
         "identity",
-        "Form of C to optimize for `sampling` (balls-in-bins; banded-toeplitz for fresh-bins too), "
-        "or identity: independent noise.",
-        choices=STRATEGIES,
+        "C of the noise under `sampling`: optimized (in its scheme's usual form, or in one that "
+        "`mfopt optimize` knows by name), or identity: independent noise.",
     )
     epsilon: float = _privacy(
         0.0, "Target epsilon, with `sampling`, or to account again for a file's C."
@@ -253,7 +246,6 @@ class TrainConfig:
             )
         if self.sampling:
             self.scheme()
-        forms = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in OPTIMIZED.items())
         yield from (
             (not private and self.noise == "secure", "noise", f"has no effect on {chosen}", ""),
             (
@@ -289,8 +281,8 @@ class TrainConfig:
             (
                 self.strategy != "identity" and not self.optimizes,
                 "strategy",
-                f"is not optimized for this sampling and algorithm ({forms})",
-                "Make the file with `mfopt optimize`, or use strategy = 'identity'.",
+                "is for a private run with `sampling` in place of a file",
+                "",
             ),
             (
                 self.sampling and private and not (self.epsilon and self.delta),
@@ -313,9 +305,7 @@ class TrainConfig:
     @property
     def optimizes(self) -> bool:
         """True if a factorization is made for this run before it starts."""
-        if self.algorithm == "none" or not self.sampling:
-            return False
-        return self.strategy in OPTIMIZED.get(self.scheme().kind, ())
+        return self.algorithm != "none" and self.sampling != "" and self.strategy != "identity"
 
     @property
     def move(self) -> float:

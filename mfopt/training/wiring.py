@@ -60,6 +60,10 @@ def account_of(
             way_out = "Give its `sampling` instead, for example balls-in-bins:bins=16,epochs=4."
             raise _check.reject("algorithm", "none", rule, way_out)
         return None
+    if config.optimizes:
+        rule = "is optimized by `mfopt train`, before this"
+        way_out = "Give the file of `mfopt optimize` as `factorization`."
+        raise _check.reject("strategy", config.strategy, rule, way_out)
     strategy: Strategy = Identity()
     scheme = None
     if config.factorization:

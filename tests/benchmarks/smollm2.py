@@ -222,13 +222,15 @@ def kept():
 
 def run_arm(folder, index, flags):
     """A run of an arm; its C is that of the arm's first run, its secret its own."""
-    output, factorization = folder / "run", folder / f"arm-{index}.npz"
+    output, first = folder / "run", folder / f"arm-{index}.npz"
+    optimized = output / "factorization.npz"  # not made where C is the identity
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir()
-    if factorization.is_file():
-        shutil.copy(factorization, output / "factorization.npz")
+    if first.is_file():
+        shutil.copy(first, optimized)
     result = train(folder, output, flags)
-    shutil.copy(output / "factorization.npz", factorization)
+    if optimized.is_file():
+        shutil.copy(optimized, first)
     shutil.rmtree(output)
     return result
 

@@ -72,7 +72,7 @@ class _TrainCommand(options.Command):
 
 @options.command("train", _TrainCommand)
 @click.argument("factorization", required=False, type=click.Path())
-@option("--epochs", COUNT, "Epochs of balls-in-bins sampling, with --iters.")
+@option("--epochs", COUNT, "Epochs of fresh-bins sampling, with --iters.")
 @option("--iters", COUNT, "Iterations per epoch, with --epochs.")
 @option("--config", click.Path(), "TOML file; flags override it.")
 @option("--resume", bool, "Resume the run in the output folder.")
@@ -95,7 +95,7 @@ class _TrainCommand(options.Command):
 def command(arguments: SimpleNamespace) -> None:
     """Fine-tune a language model with the mechanism in FACTORIZATION.
 
-    Without a file: 8 epochs of 8 balls-in-bins iterations at (8, 1e-5), a C optimized for the
+    Without a file: 8 epochs of 8 fresh-bins iterations at (8, 1e-5), a C optimized for the
     sampling, a new model pretrained on docstrings, the embedded corpus stdlib-code; flags override
     each. The data loader executes the sampling scheme of the file; anything that differs from what
     was accounted for is refused. A stopped run, even by kill -9, resumes with --resume. --model
@@ -161,26 +161,19 @@ def _sampling(epochs: int | None, iters: int | None, sampling: str | None) -> st
         return sampling
     if epochs is None or iters is None or sampling is not None:
         raise click.UsageError("--epochs and --iters belong together, instead of --sampling")
-    return f"balls-in-bins:bins={iters},epochs={epochs}"
+    return f"fresh-bins:bins={iters},epochs={epochs}"
 
 
 def _completed(flags: JsonObject) -> JsonObject:
     """The flags of a run without a file, with a mechanism, data and ε where they name none."""
-    from mfopt.training.config import OPTIMIZED
-
     if flags["factorization"]:
         return flags
-    defaults: JsonObject = {"sampling": "balls-in-bins:bins=8,epochs=8", "data": "stdlib-code"}
+    defaults: JsonObject = {"sampling": "fresh-bins:bins=8,epochs=8", "data": "stdlib-code"}
     data = Path(flags["data"] or defaults["data"])
     if flags["model"] is None and ((data / "public").is_dir() or not data.is_dir()):
         defaults["pretrain_steps"] = 300
     if flags["algorithm"] != "none":
-        kind = (flags["sampling"] or defaults["sampling"]).partition(":")[0]
-        defaults |= {
-            "strategy": OPTIMIZED.get(kind, ("identity",))[0],
-            "epsilon": 8.0,
-            "delta": 1e-5,
-        }
+        defaults |= {"strategy": "optimized", "epsilon": 8.0, "delta": 1e-5}
     return defaults | {name: value for name, value in flags.items() if value is not None}
 
 
@@ -213,15 +206,19 @@ def _with_factorization(settings: Any, progress: Report) -> Any:
     from mfopt.training.mesh import wait_for_lead
 
     path, scheme = Path(settings.output) / "factorization.npz", settings.scheme()
+    if settings.strategy == "optimized" and scheme.run_adjacency != "add-remove":
+        # a file states add-remove adjacency; for another one C = I alone has an account
+        return dataclasses.replace(settings, strategy="identity")
+    form = Form(None if settings.strategy == "optimized" else settings.strategy)
     # the best C for a group is near that for one of its units at a share of ε
     target = settings.epsilon / max(1, settings.group_size), settings.delta
     if not path.is_file() and jax.process_index() == 0:
         unit = "user" if settings.by_user else "record"
-        question = Question(Target(*target, unit), Form(settings.strategy))
+        question = Question(Target(*target, unit), form)
         factorization = factorize(scheme, question, progress=progress)
         if factorization.provenance["interrupted"]:
             raise KeyboardInterrupt  # before training has begun; what was kept proves nothing
-        if factorization.guarantee.status != "certified":
+        if not factorization.guarantee.proved:
             raise FailureError(factorization.not_certified)
         factorization.save(path)
     wait_for_lead("factorization")
@@ -234,7 +231,7 @@ def _with_factorization(settings: Any, progress: Report) -> Any:
         factorization.guarantee.delta,
         kind,
     )
-    question_asked = (scheme, *target, settings.strategy)
+    question_asked = (scheme, *target, *(form.strategy or (kind,)))
     if stated != question_asked:
         rule = f"holds a factorization for {stated}, not for {question_asked}"
         way_out = "Choose another output folder."
