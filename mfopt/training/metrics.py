@@ -21,6 +21,7 @@ from jax.sharding import Mesh
 
 from mfopt._runtime import _files
 from mfopt.progress import Progress, Report, silent
+from mfopt.sampling.sampler import pad
 from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore
@@ -73,15 +74,13 @@ class Evaluator:
         self, params: PyTree, store: TokenStore, records: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """(mean loss per token (R,) float32, predicted tokens (R,)) of ``records`` (R,)."""
-        losses, targets = np.zeros(len(records), np.float32), np.zeros(len(records), np.int64)
-        for begin in range(0, len(records), self._block):
-            block = np.full(self._block, -1, dtype=np.int64)
-            mine = records[begin : begin + self._block]
-            block[: len(mine)] = mine
+        blocks = []
+        for block in pad(records, self._block, fill=-1):
             rows = [meshes.place_rows(self._mesh, x) for x in store.batch(block, self._length)]
-            loss, count = meshes.gather(self._losses(params, self.frozen, *rows))
-            losses[begin : begin + len(mine)] = loss[: len(mine)]
-            targets[begin : begin + len(mine)] = count[: len(mine)]
+            blocks.append(meshes.gather(self._losses(params, self.frozen, *rows)))
+        losses, targets = (
+            np.concatenate(part)[: len(records)] for part in zip(*blocks, strict=True)
+        )
         return losses, targets
 
     def __call__(

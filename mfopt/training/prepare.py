@@ -287,11 +287,6 @@ def _open_data(
             raise _check.reject("data", name, "was built with another tokenizer than train")
     if not train.get("tokenizer_digest"):  # a store of tokens that come from no text
         return parts, None
-    tokenizer = None
-    for file in (folder / TOKENIZER_FILE, folder.parent / TOKENIZER_FILE):
-        if file.is_file():
-            tokenizer = Tokenizer.of_data(file, train)
-            break
-    if model:
-        tokenizer = Tokenizer.of_data(model, train)
-    return parts, tokenizer
+    places = (folder / TOKENIZER_FILE, folder.parent / TOKENIZER_FILE)
+    place = model or next(filter(Path.is_file, places), None)
+    return parts, Tokenizer.of_data(place, train) if place else None

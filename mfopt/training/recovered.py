@@ -73,20 +73,20 @@ def _canary_users(
     tokens = vocab_size - len(_not_finite(vocab_size))
     # a statement about one record needs users with fewer than G
     most_records = records - 1 if settings.privacy_unit == "record" else records
+    several = max(1, most_records)
     loud = rng.integers(0, tokens, 3 * length)
     loud[0] = 1
     counts = {0, 1, most_records - 1, most_records}
     if settings.privacy_unit == "user":
         counts |= {records + 1, 100 * records}
-    odd = [[loud[:length]] * count for count in sorted(counts) if count >= 0]
-    odd += [
+    odd = [
+        *([loud[:length]] * count for count in sorted(counts) if count >= 0),
         [loud[:1]],
-        [loud[: max(2, length // 2)]] * max(1, most_records),
-        [loud] * max(1, most_records),
+        [loud[: max(2, length // 2)]] * several,
+        [loud] * several,
+        [[], loud[:length]][:several],
+        *([[x, *loud[1:length]], loud[:length]][:several] for x in _not_finite(vocab_size)),
     ]
-    odd += [[[], loud[:length]][: max(1, most_records)]]
-    for number in _not_finite(vocab_size):
-        odd.append([[number, *loud[1:length]], loud[:length]][: max(1, most_records)])
     users_each = 1 if settings.by_user else records
     population = scheme.describe().get("population")  # of schemes that are for one number of units
     if population is not None:
@@ -96,7 +96,7 @@ def _canary_users(
         users = math.ceil(_UNITS * 1000 / scheme.expected_batch(1000) / users_each)
         users = max(_FEWEST, users, len(odd) + _OTHERS)
     odd = odd[: max(0, users - _OTHERS)]
-    drawn = rng.integers(0, tokens, (users - len(odd), max(1, most_records), length))
+    drawn = rng.integers(0, tokens, (users - len(odd), several, length))
     weighted = settings.weight_cap > 0  # by their records: users with fewer, too
     ordinary = [
         list(user[: rng.integers(1, most_records + 1) if weighted else None]) for user in drawn

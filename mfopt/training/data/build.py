@@ -98,15 +98,16 @@ def build(
         "options": {k: v for k, v in dataclasses.asdict(options).items() if k != "skip_bad"},
     }
     if reuse and target.exists():
-        earlier_plan = _plan_in(target / REPORT)
+        earlier = read_report(target)
         for name in ("source", "public"):
-            if _text(earlier_plan.get(name)) != _text(plan[name]):
+            if _text(earlier.get("plan", {}).get(name)) != _text(plan[name]):
                 rule = f"was built from another {name} text than is given now"
                 raise _check.reject("data", str(out), rule, "Resume with what it was made of.")
-        return dict(json.loads((target / REPORT).read_text()))
+        return earlier
     with _files.new_folder(target) as folder:
         os.chmod(folder, 0o700)  # private text: its owner's alone
-        tokenizer = ready or _trained(tokenizer, public, progress)
+        if not isinstance(tokenizer, Tokenizer):
+            tokenizer = Tokenizer.train(_texts(public, progress), tokenizer)
         report = {"plan": plan, "tokenizer_digest": tokenizer.digest}
         texts = {"train": (source, options)}
         if public is not None:
@@ -166,11 +167,11 @@ def _written(
     return written
 
 
-def _plan_in(path: Path) -> JsonObject:
-    """Return the plan of a build from a file of it; empty if it is damaged."""
+def read_report(folder: Path) -> JsonObject:
+    """The report of a build; empty where there is none, or a damaged one."""
     try:
-        return dict(json.loads(path.read_text())["plan"])
-    except (ValueError, KeyError, TypeError):
+        return dict(json.loads((folder / REPORT).read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
         return {}
 
 
@@ -182,17 +183,13 @@ def _text(description: JsonObject | None) -> object:
     return (description or {}).get("part")
 
 
-def _trained(vocab_size: Any, public: Any, progress: Report) -> Tokenizer:
-    """The tokenizer trained on public text."""
-
-    def texts() -> Iterator[str]:
-        total = public.total()
-        for item in public.read():
-            progress(Progress("reading for the tokenizer", item.done, total, public.unit))
-            if item.text is not None:
-                yield _joined(item.text)
-
-    return Tokenizer.train(texts(), vocab_size)
+def _texts(public: Any, progress: Report) -> Iterator[str]:
+    """The texts of the public part, for a tokenizer."""
+    total = public.total()
+    for item in public.read():
+        progress(Progress("reading for the tokenizer", item.done, total, public.unit))
+        if item.text is not None:
+            yield _joined(item.text)
 
 
 def _fill(

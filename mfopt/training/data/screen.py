@@ -5,7 +5,6 @@ The numbers are computed from the data without noise, and as private as the data
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from mfopt._runtime import _check
 from mfopt.training.data import EMBEDDED
-from mfopt.training.data.build import REPORT, reasons
+from mfopt.training.data.build import read_report, reasons
 from mfopt.training.data.stdlib import lines_of
 from mfopt.training.data.store import TokenStore, open_parts
 
@@ -45,7 +44,12 @@ def lines(parts: dict[str, TokenStore], folder: Path, config: TrainConfig) -> li
         folder: where they are; what was skipped stands in its ``report.json``.
         config: settings that decide what is read.
     """
-    shown = _reading(folder)
+    shown = []
+    for name, counts in read_report(folder).get("reading", {}).items():
+        text = f"text of {name}: {counts['records']:,} lines or records kept"
+        if bad := counts["bad"]:
+            text += f"; {sum(bad.values()):,} skipped ({reasons(bad)})"
+        shown.append(text)
     for name, store in parts.items():
         sizes = store.record_lengths()
         users = f"{np.count_nonzero(store.records_per_user()):,} users"
@@ -63,18 +67,3 @@ def lines(parts: dict[str, TokenStore], folder: Path, config: TrainConfig) -> li
             text += f" have more than {config.length} tokens"
         shown.append(text)
     return shown
-
-
-def _reading(folder: Path) -> list[str]:
-    """Lines that say what was kept and skipped in building the stores; none without a report."""
-    try:
-        reading = json.loads((folder / REPORT).read_text(encoding="utf-8"))["reading"]
-        shown = []
-        for name, counts in reading.items():
-            text = f"text of {name}: {counts['records']:,} lines or records kept"
-            if bad := counts["bad"]:
-                text += f"; {sum(bad.values()):,} skipped ({reasons(bad)})"
-            shown.append(text)
-        return shown
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return []

@@ -207,10 +207,8 @@ class TokenStore:
         sizes = np.where(numbers < 0, 0, self.record_offsets[numbers + 1] - start)
         position = np.arange(_check.integer("length", length), dtype=np.int64)
         mask = position < sizes[:, None]
-        if not self.num_tokens:
-            return np.zeros(mask.shape, np.int32), mask
-        index = np.where(mask, start[:, None] + position, 0)
-        tokens = np.where(mask, self.tokens[index], 0)
+        tokens = np.zeros(mask.shape, self.tokens.dtype)
+        tokens[mask] = self.tokens[(start[:, None] + position)[mask]]
         return (tokens % CONTEXT).astype(np.int32), mask & (tokens < CONTEXT)
 
     def in_chunks(self, length: int) -> TokenStore:

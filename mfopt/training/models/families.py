@@ -8,7 +8,6 @@ queries (Ainslie et al. 2023), gated networks (Shazeer 2020) and RMS norms; in G
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import types
 import warnings
@@ -276,17 +275,15 @@ class DecoderConfig:
     query_scale: float
     attention_cap: float | None
     logits_cap: float | None
-    source: str = dataclasses.field(compare=False, repr=False)
+    source: JsonObject = dataclasses.field(compare=False, repr=False)
     compute_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         for name in ("tie_word_embeddings", "attention_bias"):
             _check.kind(name, getattr(self, name), bool)
-        if self.sliding_window is not None:
-            _check.integer("sliding_window", self.sliding_window)
+        _check.optional(_check.integer, "sliding_window", self.sliding_window)
         for name in ("attention_cap", "logits_cap"):
-            if getattr(self, name) is not None:
-                _check.positive(name, getattr(self, name))
+            _check.optional(_check.positive, name, getattr(self, name))
         for rotary in filter(None, self.rotary):
             _check.positive("rope_theta", rotary.theta)
             _check.probability("partial_rotary_factor", rotary.share, closed=True)
@@ -367,13 +364,13 @@ class DecoderConfig:
             query_scale=_check.positive("query_pre_attn_scalar", scalar) ** -0.5,
             attention_cap=values.get("attn_logit_softcapping"),
             logits_cap=values.get("final_logit_softcapping"),
-            source=json.dumps(settings),
+            source=settings,
             **sizes,
         )
 
     def facts(self) -> JsonObject:
         """What a ``config.json`` says of the shape: all that was read."""
-        return json.loads(self.source) | {"architectures": [self.family.architecture]}
+        return self.source | {"architectures": [self.family.architecture]}
 
     @property
     def family(self) -> _DecoderFamily:

@@ -109,6 +109,14 @@ def _adapted(config: DecoderConfig, lora: LoRAConfig | None) -> dict[str, LoRACo
 def gpt2_shapes(config: DecoderConfig, lora: LoRAConfig | None = None) -> Model:
     """:func:`gpt2_model` with shapes in place of values: nothing is drawn, held or read."""
     size = f"{config.model_type}-{config.num_params / 1e6:.1f}M"
+
+    def export(params: PyTree, frozen: PyTree, folder: Path) -> None:
+        """Write the plain model, and in a folder beside it the adapters alone if it has such."""
+        plain = params if lora is None else _merge_adapters(params, frozen)
+        save_pretrained(folder, config, plain)
+        if lora is not None:
+            _save_adapters(folder / ADAPTER, config, params, lora)
+
     module = Decoder(config, _adapted(config, lora))
     model = from_nnx(
         module,
@@ -116,21 +124,12 @@ def gpt2_shapes(config: DecoderConfig, lora: LoRAConfig | None = None) -> Model:
         name=size + (f"-lora{lora.rank}" if lora else ""),
         vocab_size=config.vocab_size,
         max_length=module.positions,
-        export=lambda params, frozen, folder: _export(folder, config, params, frozen, lora),
+        export=export,
     )
     params, frozen = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (model.params, model.frozen)
     )
     return dataclasses.replace(model, params=params, frozen=frozen)
-
-
-def _export(
-    folder: Path, config: DecoderConfig, params: PyTree, frozen: PyTree, lora: LoRAConfig | None
-) -> None:
-    """Write the plain model, and in a folder beside it the adapters alone where it has such."""
-    save_pretrained(folder, config, _merge_adapters(params, frozen, lora))
-    if lora is not None:
-        _save_adapters(folder / ADAPTER, config, params, lora)
 
 
 def _save_adapters(folder: Path, config: DecoderConfig, params: PyTree, lora: LoRAConfig) -> None:
@@ -187,10 +186,8 @@ def _columns(config: DecoderConfig) -> Counter[str]:
     return counts
 
 
-def _merge_adapters(params: PyTree, frozen: PyTree, lora: LoRAConfig | None) -> PyTree:
+def _merge_adapters(params: PyTree, frozen: PyTree) -> PyTree:
     """The plain model's parameters with A B added to each adapted matrix."""
-    if lora is None:
-        return params
     merged, low = flatten_dict(frozen), flatten_dict(params)
     for *layer, name in low:
         if name == "lora_a":
