@@ -31,7 +31,7 @@ NODES = {
     "mfopt/strategies": 15_760,
     "mfopt/testing": 9_722,
     "mfopt/torch": 18_130,
-    "mfopt/training": 63_126,
+    "mfopt/training": 62_100,
     "cli": 28_192,
     "tests": 298_345,
 }

@@ -86,7 +86,8 @@ def _modes(strategy: Strategy, scheme: _OneBin) -> tuple[np.ndarray, np.ndarray]
 
 @attack_on.register
 def _(scheme: sampling.BallsInBins, strategy: Strategy, group_size: int = 1) -> Attack:
-    (modes, gram), bins = _modes(strategy, scheme), scheme.bins
+    (modes, gram) = _modes(strategy, scheme)
+    bins = scheme.bins
     if group_size == 1:
         places = np.eye(bins)
     else:
@@ -97,7 +98,7 @@ def _(scheme: sampling.BallsInBins, strategy: Strategy, group_size: int = 1) -> 
 
     def score(statistics: np.ndarray, sigma: float, start: int) -> np.ndarray:
         each = (places @ statistics - halves[:, None]) / sigma**2
-        return np.asarray(special.logsumexp(each, axis=0) - np.log(len(places)))
+        return special.logsumexp(each, axis=0) - np.log(len(places))
 
     return Attack(modes.T, score)
 
@@ -121,14 +122,15 @@ def _(scheme: _Pairs, strategy: Strategy, group_size: int = 1) -> Attack:
 
 @attack_on.register
 def _(scheme: sampling.FixedOrder, strategy: Strategy, group_size: int = 1) -> Attack:
-    (modes, gram), bins = _modes(strategy, scheme), scheme.bins
+    (modes, gram) = _modes(strategy, scheme)
+    bins = scheme.bins
 
     def score(statistics: np.ndarray, sigma: float, start: int) -> np.ndarray:
         canaries = np.arange(statistics.shape[1])
         members = ((start + canaries)[:, None] * group_size + np.arange(group_size)) % bins
         signal = statistics[members, canaries[:, None]].sum(axis=1)
         size = gram[members[:, :, None], members[:, None, :]].sum(axis=(1, 2))
-        return np.asarray((signal - 0.5 * size) / sigma**2)
+        return (signal - 0.5 * size) / sigma**2
 
     return Attack(modes.T, score)
 
@@ -136,16 +138,14 @@ def _(scheme: sampling.FixedOrder, strategy: Strategy, group_size: int = 1) -> A
 @participations.register
 def _(scheme: _OneBin, units: int, rng: np.random.Generator) -> np.ndarray:
     # every bin equally often: balls-in-bins without the noise of throwing
-    return np.asarray(
-        np.arange(scheme.iterations) % scheme.bins == (np.arange(units) % scheme.bins)[:, None]
-    )
+    return np.arange(scheme.iterations) % scheme.bins == (np.arange(units) % scheme.bins)[:, None]
 
 
 @participations.register
 def _(scheme: sampling.FreshBins, units: int, rng: np.random.Generator) -> np.ndarray:
     places = rng.integers(0, scheme.bins, (units, scheme.throws)).repeat(scheme.rethrow, axis=1)
     hot = places[:, :, None] == np.arange(scheme.bins)
-    return np.asarray(hot.reshape(units, scheme.iterations))
+    return hot.reshape(units, scheme.iterations)
 
 
 @participations.register
@@ -173,7 +173,8 @@ def _(scheme: _Coins, strategy: Strategy, group_size: int = 1) -> Attack:
     columns = np.asarray(strategy.materialize(scheme.length))
     halves = 0.5 * np.sum(columns**2, axis=0)
     if group_size > 1:  # each unit of a canary has a group of its own: mixed over, step by step
-        chance, groups = chance / groups, 1
+        chance = chance / groups
+        groups = 1
     members = np.arange(group_size + 1)
     weights = stats.binom.logpmf(members, group_size, chance)
 
@@ -183,13 +184,14 @@ def _(scheme: _Coins, strategy: Strategy, group_size: int = 1) -> Attack:
             each = (k * statistics - k**2 * halves[:, None]) / sigma**2
             steps = np.logaddexp(steps, weight + each)
         by_group = np.stack([steps[group::groups].sum(axis=0) for group in range(groups)])
-        return np.asarray(special.logsumexp(by_group, axis=0) - np.log(groups))
+        return special.logsumexp(by_group, axis=0) - np.log(groups)
 
     return Attack(columns.T, score)
 
 
 @participations.register
 def _(scheme: _Coins, units: int, rng: np.random.Generator) -> np.ndarray:
-    (chance, groups), n = _coins(scheme), scheme.iterations
+    (chance, groups) = _coins(scheme)
+    n = scheme.iterations
     chosen = rng.random((units, n)) < chance
-    return np.asarray(chosen & (np.arange(n) % groups == (np.arange(units) % groups)[:, None]))
+    return chosen & (np.arange(n) % groups == (np.arange(units) % groups)[:, None])

@@ -147,7 +147,8 @@ def audit(
     audited = dataclasses.replace(settings or settings_of(account), **changes)
     # a canary's record is its number, twice: the settings' shortest record
     settings = dataclasses.replace(audited, length=2)
-    steps, bound_of = account.sampling.length, settings.microbatch or 64
+    steps = account.sampling.length
+    bound_of = settings.microbatch or 64
     # per-canary gradients of a microbatch, the released sums of every step and their scores
     _sizes.require("canaries", canaries, lambda m: 8.0 * m * (4 * steps + bound_of + 64))
     secret = RunSecret.fresh() if seed is None else RunSecret.pinned(seed)
@@ -157,7 +158,8 @@ def audit(
     wired = Wiring(settings, account, secret, mesh)
     units = wired.units(store)
     whole = wired.execution(units)
-    claimed, execution = wired.statement(whole), alter(whole)
+    claimed = wired.statement(whole)
+    execution = alter(whole)
     assert claimed is not None
     # first: it may refuse, and is the shorter one
     of_model = recovered.findings(
@@ -172,7 +174,6 @@ def audit(
     releases = np.empty((steps, canaries), np.float32)
     ran = np.zeros((units.population, steps), bool)
     for result in trainer.run(trainer.init(secret.key("noise"))):
-        assert result.release is not None
         releases[result.step] = np.asarray(result.release["axes"])[:, 0]
         ran[result.batch[result.batch >= 0], result.step] = True
         progress(Progress("training on canaries", result.step + 1, steps, "steps"))
@@ -183,7 +184,8 @@ def audit(
     white = np.asarray(account.strategy.multiply(released))
     scores = attacker(white, account.noise_multiplier)
     # the same execution under other secrets
-    drawn, twins = executed.participations_of(execution.sampler), []
+    drawn = executed.participations_of(execution.sampler)
+    twins = []
     for number in range(_TWINS):
         twin = dataclasses.replace(wired, secret=secret.twin(number))
         twins.append(executed.participations_of(alter(twin.execution(units)).sampler))
@@ -196,11 +198,8 @@ def audit(
     findings.append(executed.certain("units that were not drawn", not np.any(ran & ~drawn)))
     # an absent canary's coordinate holds noise alone, of all steps
     second_release = next(trainer.run(trainer.init(secret.twin().key("noise")), 1)).release
-    assert second_release is not None
-    absent, noise_alone = (
-        np.flatnonzero(~present),
-        np.asarray(second_release["axes"], np.float64)[~present, 0],
-    )
+    absent = np.flatnonzero(~present)
+    noise_alone = np.asarray(second_release["axes"], np.float64)[~present, 0]
     noise = white[:, absent] / account.noise_multiplier
     for finding in executed.compare_noise(noise, [slice(0, len(absent))], noise_alone):
         findings.append(dataclasses.replace(finding, name=f"{finding.name}, of canaries"))
@@ -213,9 +212,8 @@ def audit(
 
 def _store(settings: TrainConfig, present: np.ndarray) -> TokenStore:
     """Store with a user per canary, without records if absent."""
-    records_each = settings.group_size
     # a sampled user has several records too, which are to be clipped as one
-    records = settings.records_per_user if settings.by_user else records_each
+    records = settings.records_per_user if settings.by_user else settings.group_size
     users = [
         [[unit] * 2] * records if is_present else []
         for unit, is_present in enumerate(present.tolist())
@@ -235,7 +233,8 @@ def _judge(
 
     ``scores``: log-likelihood ratios, (canaries,).
     """
-    delta, m = claimed.delta, len(scores)
+    delta = claimed.delta
+    m = len(scores)
     level = (1 - confidence) / 3
     rules = _rules(scores, present)
     lower, guesses, correct = max(
@@ -246,7 +245,8 @@ def _judge(
     optimum = _Expected(account, settings.group_size)
     sigma = account.noise_multiplier
     # estimates where the account is sampled: the audit is a measurement, not a proof
-    bound, factor = analysis(account.mechanism, certify=False), 1.0
+    bound = analysis(account.mechanism, certify=False)
+    factor = 1.0
     if settings.algorithm == "group":  # the account is for one of a canary's units
         factor = float(settings.records_per_user)
 
@@ -297,7 +297,8 @@ def _rules(scores: np.ndarray, present: np.ndarray) -> list[tuple[int, int]]:
     """(guesses, correct) of "present" for the highest scores of a fixed share of the canaries, and
     of "present" for the highest and "absent" for the lowest.
     """
-    m, outcomes = len(scores), []
+    m = len(scores)
+    outcomes = []
     order = np.argsort(-scores, kind="stable")
     for guesses in (max(1, round(share * m)) for share in GUESSED):
         for low in (0, guesses // 2):
@@ -315,7 +316,8 @@ class _Expected:
     """
 
     def __init__(self, account: Factorization, group_size: int) -> None:
-        scheme, strategy = account.sampling, account.strategy
+        scheme = account.sampling
+        strategy = account.strategy
         self.attack = attack.attack_on(scheme, strategy, group_size)
         rows, n = self.attack.rows.shape
         draws = max(1000, min(_DRAWS, _NUMBERS // rows))
@@ -331,7 +333,8 @@ class _Expected:
             counts = taking_part[:, part]
             signal[:, part] = self.attack.rows @ np.asarray(strategy.multiply(counts))
             noise[:, part] = self.attack.rows @ rng.normal(size=(n, counts.shape[1]))
-        self.signal, self.noise = signal, noise
+        self.signal = signal
+        self.noise = noise
 
     def accuracy(self, noise_multiplier: float) -> tuple[float, float]:
         """(accuracy, its standard error) of guessing by the sign of the log-likelihood ratio."""
@@ -422,9 +425,11 @@ def refuted(
     lines = []
     for epsilon, delta in statements:
         if epsilon < _USELESS:
-            more, less = math.exp(epsilon), math.exp(-epsilon)
+            more = math.exp(epsilon)
+            less = math.exp(-epsilon)
             lines += [(less, -delta * less), (more, 1 - delta - more)]
-    right, wrong = level * correct / canaries, level * (guesses - correct) / canaries
+    right = level * correct / canaries
+    wrong = level * (guesses - correct) / canaries
     for number in range(correct - 1, -1, -1):
         forced = max((slope * right + begin for slope, begin in lines), default=0.0)
         more = max(0.0, forced - wrong)

@@ -141,7 +141,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         if candidates[0] not in self.steps:
             rule = f"not found in {self.folder} (found: {self.steps or 'none'})"
             raise _check.reject("checkpoint", step, rule)
-        damaged: dict[int, str] = {}
+        damaged = {}
         for candidate in candidates:
             try:
                 arrays, facts = self._read(secret, candidate, like, run or {})

@@ -30,7 +30,8 @@ SCHEDULES = ("constant", "cooldown", "cosine", "linear")
 # of a language model has the size of 0.02 to 0.1. The second: of a model that has read text of the
 # private data's own kind, which is what pretraining on the public part of "stdlib" makes
 # (artifacts/bench-rates.json).
-NOISE_MOVE, NEAR_MOVE = 0.04, 0.003
+NOISE_MOVE = 0.04
+NEAR_MOVE = 0.003
 
 
 def _setting(
@@ -208,7 +209,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            name, value, kind = field.name, getattr(self, field.name), type(field.default)
+            name = field.name
+            value = getattr(self, field.name)
+            kind = type(field.default)
             if kind is float and type(value) is int:
                 value = float(value)
                 object.__setattr__(self, name, value)
@@ -227,7 +230,8 @@ class TrainConfig:
 
     def _rules(self) -> Iterator[tuple[object, str, str, str]]:
         """Yield (whether it is broken, settings, rule, way out), for rules about several."""
-        chosen, private = f"algorithm = {self.algorithm!r}", self.algorithm != "none"
+        chosen = f"algorithm = {self.algorithm!r}"
+        private = self.algorithm != "none"
         for field in dataclasses.fields(self):
             if field.metadata["section"] == "federated" and self.algorithm != "fedavg":
                 yield (

@@ -30,7 +30,8 @@ from mfopt.training.metrics import Evaluator, HeldOutLoss
 from mfopt.training.models.huggingface import export_model
 from mfopt.training.prepare import Prepared
 
-HELD_OUT, PUBLIC = ("held-out-users", "held-out-records"), "public"
+HELD_OUT = ("held-out-users", "held-out-records")
+PUBLIC = "public"
 VALIDATION = "validation"  # losses of held-out users with noise
 _CHECKPOINT_SECONDS = 600
 
@@ -60,7 +61,9 @@ def execute(
 def _execute(
     prepared: Prepared, checkpoints: Checkpoints, resume_from: int | None, progress: Report
 ) -> JsonObject:
-    config, folder, trainer = prepared.config, prepared.folder, prepared.trainer
+    config = prepared.config
+    folder = prepared.folder
+    trainer = prepared.trainer
     lead = jax.process_index() == 0
     state = trainer.init(prepared.secret.key("noise"))
     history: list[float] = []  # of losses on the public part
@@ -74,7 +77,8 @@ def _execute(
         for number, reason in restored.damaged.items():
             note = f"the checkpoint of step {number} is damaged ({reason}) and was removed"
             progress(Progress("training", note=note, lasting=True))
-        state, history = restored.state, list(restored.facts["public_losses"])
+        state = restored.state
+        history = list(restored.facts["public_losses"])
         note = f"resuming after step {int(state.step)}"
         progress(Progress("training", note=note, lasting=True))
     else:
@@ -92,16 +96,19 @@ def _execute(
     ) as recorder:
         initial = evaluate(state) if start == 0 else {}
         recorder.evaluations(start, initial)
-        latest, evaluated = initial, start
+        latest = initial
+        evaluated = start
         # by the clock of one process, so for one process only; and several cannot stop at the same
         # step without asking each other at every one
-        alone, clock = jax.process_count() == 1, time.monotonic()
+        alone = jax.process_count() == 1
+        clock = time.monotonic()
         unasked: contextlib.AbstractContextManager[list[int]] = contextlib.nullcontext([])
         with _signals.noted() if alone else unasked as signals:
             stop = start if _settled(history, config.patience) else prepared.steps
             for result in trainer.run(state, max(start, stop)):
                 recorder.step(result)
-                state, done = result.state, result.step + 1
+                state = result.state
+                done = result.step + 1
                 if not healthy(state):
                     checkpoints.wait()
                     good = checkpoints.restore(trainer.init(), prepared.secret).state
@@ -117,7 +124,8 @@ def _execute(
                 if ends:  # beyond what the pace of the steps tells
                     report(Progress("evaluating"))
                 if ends or (config.evaluate_every and done % config.evaluate_every == 0):
-                    latest, evaluated = evaluate(state), done
+                    latest = evaluate(state)
+                    evaluated = done
                     recorder.evaluations(done, latest)
                     if (watched := latest.get(VALIDATION, latest.get(PUBLIC))) is not None:
                         history.append(watched.loss)
@@ -126,7 +134,8 @@ def _execute(
                 late = alone and waited > _CHECKPOINT_SECONDS
                 if ends or late or done % config.checkpoint_every == 0:
                     save()
-                    saved, clock = done, time.monotonic()
+                    saved = done
+                    clock = time.monotonic()
                 if ends:
                     break
                 if signals:
@@ -137,7 +146,8 @@ def _execute(
                     progress_made = f"after step {done} of {prepared.steps}, which is saved"
                     raise _signals.interrupted(signals[0], f"{progress_made}; `{command}` resumes")
     checkpoints.wait()
-    stated, done = _finish(prepared, state), int(state.step)
+    stated = _finish(prepared, state)
+    done = int(state.step)
     return {
         "steps": done,
         "evaluated_after": evaluated,
@@ -150,14 +160,15 @@ def _execute(
 
 def _settled(history: list[float], patience: int) -> bool:
     """Return True if the last ``patience`` losses are no lower than an earlier one."""
-    earlier, recent = history[:-patience], history[-patience:]
-    return bool(patience and earlier) and min(earlier) <= min(recent)
+    earlier = history[:-patience]
+    return bool(patience and earlier) and min(earlier) <= min(history[-patience:])
 
 
 def _finish(prepared: Prepared, state: TrainState) -> JsonObject | None:
     """Write the report and the model of a run at ``state``; return the report."""
-    params = meshes.gather(state.params)
-    folder, report = prepared.folder, _write_report(prepared, int(state.step))
+    params = meshes.gather(state.params)  # by all processes
+    folder = prepared.folder
+    report = _write_report(prepared, int(state.step))
     if jax.process_index() != 0:
         return report
     export_model(
@@ -182,7 +193,8 @@ def _evaluators(prepared: Prepared) -> tuple[Callable[[TrainState], Any], ...]:
     the loss of a public row, are finite. Both are post-processing of what was released, so that a
     run which stops for them tells nothing more about the data. (The loss of a private batch would.)
     """
-    config, model = prepared.config, prepared.model
+    config = prepared.config
+    model = prepared.model
     evaluator = Evaluator(prepared.model, config.length, mesh=prepared.mesh)
     # the row counts through the vocabulary
     tokens = np.arange(config.length, dtype=np.int32) % (model.vocab_size or 2)

@@ -210,7 +210,8 @@ def _permuted(total: float, expected: float, largest: float) -> float:
     """
     if largest == 0:
         return 1.0
-    away, mean = abs(total - expected) / largest, expected / largest
+    away = abs(total - expected) / largest
+    mean = expected / largest
     return float(min(1.0, 2 * np.exp(-(away**2) / (4 * mean + 2 * away)))) if away else 1.0
 
 
@@ -232,20 +233,21 @@ def _neighbours(matrix: np.ndarray) -> float:
 
 
 def _first(matrix: np.ndarray) -> np.ndarray:
-    return np.asarray(np.where(matrix.any(axis=1), matrix.argmax(axis=1), matrix.shape[1]))
+    return np.where(matrix.any(axis=1), matrix.argmax(axis=1), matrix.shape[1])
 
 
 def _gap(matrix: np.ndarray) -> np.ndarray:
     """Steps from the first participation to the second, n if there is none."""
     begins = _first(matrix)
     later = matrix & (np.arange(matrix.shape[1]) > begins[:, None])
-    return np.asarray(np.where(later.any(axis=1), _first(later) - begins, matrix.shape[1]))
+    return np.where(later.any(axis=1), _first(later) - begins, matrix.shape[1])
 
 
 def _law(mine: np.ndarray, theirs: np.ndarray) -> float:
     """Two samples of one whole number a unit: Fisher's exact test of each value's frequency."""
     values = np.arange(max(mine.max(initial=0), theirs.max()) + 2)
-    a, b = np.histogram(mine, values)[0], np.histogram(theirs, values)[0]
+    a = np.histogram(mine, values)[0]
+    b = np.histogram(theirs, values)[0]
     law = stats.hypergeom(len(mine) + len(theirs), a + b, len(mine))
     return _worst(_two_sided(law, a))
 

@@ -17,7 +17,9 @@ from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig
 from mfopt.training.secrets import RunSecret
 
-CHECKPOINTS, REPORT, ACCOUNT = "checkpoints", "privacy-report.json", "account.json"
+CHECKPOINTS = "checkpoints"
+REPORT = "privacy-report.json"
+ACCOUNT = "account.json"
 MODEL = "model"  # what a run exports
 _SECRETS = ("secret", "secret.copy")  # the same content: one flipped bit must not lose a run
 _USED = b"\nnoise was drawn from it\n"  # the end of a secret after its run's first checkpoint

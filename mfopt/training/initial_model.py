@@ -57,7 +57,8 @@ def initial_model(
       config, parts, progress, tokenizer: of the run; the last is kept with a pretrained model.
       resuming: the run resumes, from the pretrained model that it has; checkpoints hold its digest.
     """
-    vocab_size, source = parts["train"].vocab_size, config.model
+    vocab_size = parts["train"].vocab_size
+    source = config.model
     if made_elsewhere(source):
         return _imported(config, vocab_size)
     if config.pretrain_steps:
@@ -147,7 +148,9 @@ class _CorpusUnits(Units):
     """One unit: a fresh random block of ``records`` records of a public store at each step."""
 
     def __init__(self, store: TokenStore, records: int, length: int, seed: int) -> None:
-        self.store, self.length, self._seed = store, length, seed
+        self.store = store
+        self.length = length
+        self._seed = seed
         super().__init__(1, {"unit": "block", "records": records, "length": length})
 
     def fetch(self, units: np.ndarray, step: int) -> Rows:
@@ -163,7 +166,8 @@ def _pretrain(model: Model, store: TokenStore, config: TrainConfig, progress: Re
     if store.metadata.get("public") is not True:
         rule = "is not marked as public, and pretraining adds no noise"
         raise _check.reject("store", str(store.path), rule)
-    steps, highest = config.pretrain_steps, config.pretrain_rate
+    steps = config.pretrain_steps
+    highest = config.pretrain_rate
     units = _CorpusUnits(store, PRETRAIN_BATCH, config.length, _SEED)
     sampler = Sampler(FixedOrder(bins=1, epochs=steps), 1, 0, microbatch=1)
     rise = max(1, int(_WARMUP_SHARE * steps))
@@ -180,7 +184,8 @@ def _pretrain(model: Model, store: TokenStore, config: TrainConfig, progress: Re
     stage = f"pretraining on {store.num_records} public records"
     progress(Progress(stage, 0, steps, "steps"))
     for result in trainer.run(state):
-        state, done = result.state, result.step + 1
+        state = result.state
+        done = result.step + 1
         if done % 10 == 0 or done == steps:  # looking at the loss waits for the step
             loss = float(result.statistics.loss) / max(1.0, float(result.statistics.targets))
             progress(Progress(stage, done, steps, "steps", note=f"loss {loss:.3f}", paced=True))

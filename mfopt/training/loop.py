@@ -112,7 +112,7 @@ class StepResult:
     state: TrainState
     statistics: Statistics
     batch: np.ndarray
-    release: PyTree | None
+    release: PyTree
 
 
 class Trainer:
@@ -239,7 +239,7 @@ class Trainer:
 
     def _apply(
         self, state: TrainState, total: PyTree, keep_release: bool
-    ) -> tuple[TrainState, PyTree | None]:
+    ) -> tuple[TrainState, PyTree]:
         execution = self.execution
         noise_state = state.noise
         if execution.noise is not None and not self._secure:

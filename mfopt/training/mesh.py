@@ -37,7 +37,7 @@ def devices() -> list[jax.Device]:
 
 def on_cpu() -> bool:
     """True if training is on CPUs."""
-    return bool(devices()[0].platform == "cpu")
+    return devices()[0].platform == "cpu"
 
 
 def make_mesh() -> Mesh:

@@ -57,7 +57,8 @@ class Evaluator:
     """
 
     def __init__(self, model: Model, length: int, mesh: Mesh | None = None) -> None:
-        self._length, self._mesh = length, mesh or meshes.one_device()
+        self._length = length
+        self._mesh = mesh or meshes.one_device()
         self._block = _RECORDS * self._mesh.size
         self.frozen = meshes.distribute(self._mesh, model.frozen)
 
@@ -161,7 +162,8 @@ class Recorder(contextlib.ExitStack):
         write: bool = True,
     ) -> None:
         super().__init__()
-        folder, self._private = Path(config.output), write and config.private_metrics
+        folder = Path(config.output)
+        self._private = write and config.private_metrics
         if self._private:
             file, self._steps = open_table(folder / "metrics.csv", STEP_FIELDS, start)
             # an evaluation belongs to the state after so many steps, so that of `start` is kept
@@ -170,7 +172,8 @@ class Recorder(contextlib.ExitStack):
             )
             for table in (file, evaluation_rows):
                 self.enter_context(table)
-        self._total, self._report = total, progress
+        self._total = total
+        self._report = progress
         self._clock = time.perf_counter()
 
     def step(self, result: StepResult) -> None:
@@ -178,7 +181,8 @@ class Recorder(contextlib.ExitStack):
         result.statistics.units.block_until_ready()
         clock = time.perf_counter()
         row = step_row(result, clock - self._clock)
-        self._clock, note = clock, ""
+        self._clock = clock
+        note = ""
         if self._private:
             self._steps.writerow(row)
             note = (

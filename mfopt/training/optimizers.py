@@ -149,7 +149,8 @@ def corrected_adam(
         mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.mean, updates)
         square = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g**2, state.square, updates)
         noise = beta2 * state.noise + (1 - beta2) * variance
-        mean_bias, square_bias = 1 - beta1**step, 1 - beta2**step
+        mean_bias = 1 - beta1**step
+        square_bias = 1 - beta2**step
         phi = noise / square_bias
         floor = jnp.maximum(phi * _floor(step, beta2), 1e-16)
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate

@@ -262,7 +262,8 @@ def _open_data(
     config: TrainConfig, progress: Report, resuming: bool
 ) -> tuple[dict[str, TokenStore], Tokenizer | None]:
     """The stores, every bit of them compared with their digests, and their one tokenizer."""
-    file, folder = Path(config.data), _folder_of_data(config)
+    file = Path(config.data)
+    folder = _folder_of_data(config)
     # another tokenizer of the same size than the model's own would pass every other check
     model = "" if initial_model.made_elsewhere(config.model) else config.model
     if folder != file:

@@ -37,8 +37,8 @@ _MOST_NUMBERS = 20_000  # of C in a report; a larger one is in its factorization
 
 def account_for(mechanism: Mechanism, guarantee: Guarantee) -> Factorization:
     """The account of a run: ``mechanism`` and its statement at one σ."""
-    strategy, scheme = mechanism.strategy, mechanism.sampling
-    return Factorization(strategy, guarantee.noise_multiplier, scheme, PrefixSums(), guarantee)
+    sigma = guarantee.noise_multiplier
+    return Factorization(mechanism.strategy, sigma, mechanism.sampling, PrefixSums(), guarantee)
 
 
 def solved(mechanism: Mechanism, epsilon: float, delta: float) -> Factorization:
@@ -67,7 +67,9 @@ def statement(
     Raises:
         UsageError: the run is not what was accounted for (scheme, steps, σ, C, unit).
     """
-    units, sampler, noise = execution.units, execution.sampler, execution.noise
+    units = execution.units
+    sampler = execution.sampler
+    noise = execution.noise
     guarantee = account.guarantee
     if noise is None:
         raise _check.reject("noise", None, "a run without noise has no guarantee")
@@ -128,7 +130,8 @@ def with_grid(guarantee: Guarantee, execution: Execution, num_params: int) -> Gu
 
 def _group_size(units: Units, privacy_unit: str) -> int:
     """Number of sampled units of one privacy unit."""
-    facts, way_out = units.describe(), ""
+    facts = units.describe()
+    way_out = ""
     if privacy_unit == "user" or ("run" in facts and facts["unit"] == privacy_unit):
         return units.group_size
     if privacy_unit != "record":
@@ -152,19 +155,17 @@ def noise_against_signal(execution: Execution, num_params: int) -> dict[str, flo
     that of the sums over all steps so far (what a model's parameters see), root mean squares over
     steps; ``noise_of_all_steps`` and ``largest_signal_of_all_steps``: norms of the last sum.
     """
-    sampler = execution.sampler
-    n = execution.iterations
-    coordinate, sums = noise_by_step(execution), noise_by_step(execution, PrefixSums())
-    clipping, normalizer = execution.clipping, execution.normalizer
-    assert not isinstance(clipping, NoClipping)
-    signal = clipping.sensitivity * sampler.expected_batch / normalizer
+    coordinate = noise_by_step(execution)
+    sums = noise_by_step(execution, PrefixSums())
+    expected = execution.sampler.expected_batch
+    signal = execution.clipping.sensitivity * expected / execution.normalizer
     return {
         "noise_per_coordinate": float(np.sqrt(np.mean(coordinate**2))),
         "noise_norm": float(np.sqrt(np.mean(coordinate**2) * num_params)),
         "largest_signal_norm": float(signal),
         "sum_noise_per_coordinate": float(np.sqrt(np.mean(sums**2))),
         "noise_of_all_steps": float(sums[-1] * np.sqrt(num_params)),
-        "largest_signal_of_all_steps": float(signal * n),
+        "largest_signal_of_all_steps": float(signal * execution.iterations),
     }
 
 
@@ -172,11 +173,12 @@ def noise_by_step(
     execution: Execution, workload: PrefixSums | ToeplitzWorkload | None = None
 ) -> np.ndarray:
     """Standard deviation of the noise in a coordinate of each released mean, shape (n,)."""
-    noise, n = execution.noise, execution.iterations
+    noise = execution.noise
+    n = execution.iterations
     assert noise is not None
     workload = workload or ToeplitzWorkload(np.eye(1, n)[0])
     rows = np.asarray(query_error.row_variances(workload, noise.strategy, n))
-    return np.asarray(noise.stddev * np.sqrt(rows) / execution.normalizer)
+    return noise.stddev * np.sqrt(rows) / execution.normalizer
 
 
 UNPROVED = (
@@ -188,7 +190,8 @@ UNPROVED = (
 def _warnings_of(execution: Execution, sizes: dict[str, float], delta: float) -> list[str]:
     """Warnings from a run's public numbers: of a weak δ, and that little can be learned."""
     warnings = list(filter(None, [questionable_delta(delta, execution.units.population)]))
-    noise, signal = sizes["noise_of_all_steps"], sizes["largest_signal_of_all_steps"]
+    noise = sizes["noise_of_all_steps"]
+    signal = sizes["largest_signal_of_all_steps"]
     if not noise <= HOPELESS * signal:
         warnings.append(
             f"the noise in the sum of all steps has norm {noise:.3g}; if every unit pulled in one "
@@ -196,8 +199,10 @@ def _warnings_of(execution: Execution, sizes: dict[str, float], delta: float) ->
             "can be learned: take a larger epsilon, more units, more steps, or fewer parameters "
             "(adapters)"
         )
-    expected, normalizer = execution.sampler.expected_batch, execution.normalizer
-    population, scheme = execution.sampler.population, execution.sampler.scheme
+    expected = execution.sampler.expected_batch
+    normalizer = execution.normalizer
+    population = execution.sampler.population
+    scheme = execution.sampler.scheme
     hidden = scheme.independent and not scheme.public_order  # a unit may be there or not
     if hidden and normalizer == expected and population < SMALL:
         warnings.append(
@@ -265,7 +270,8 @@ def report(
       validation: public numbers of losses of held-out users that are released with noise.
     """
     sizes = noise_against_signal(execution, num_params)
-    not_covered, grid = NOT_COVERED, {}
+    not_covered = NOT_COVERED
+    grid = {}
     if execution.noise is not None and execution.noise.secure:
         cost = execution.noise.secure_cost(num_params)
         grid["noise"] = {"kind": "secure", **dataclasses.asdict(cost)}
@@ -313,10 +319,12 @@ def report(
 
 def report_text(facts: JsonObject) -> str:
     """The report for people: names and values, and what is not covered, a line each."""
-    guarantee, sizes = facts["guarantee"], facts["noise_against_signal"]
+    guarantee = facts["guarantee"]
+    sizes = facts["noise_against_signal"]
     scheme = facts["sampling"]["scheme"]
     details = ", ".join(f"{name} {value}" for name, value in scheme.items() if name != "kind")
-    epsilon, delta = round_up(guarantee["epsilon"]), round_up(guarantee["delta"])
+    epsilon = round_up(guarantee["epsilon"])
+    delta = round_up(guarantee["delta"])
     multiplier = f"{round_up(facts['noise_multiplier'])} ({facts['noise_multiplier_unit']})"
     in_a_step = f"norm {sizes['noise_norm']:.4g} over {facts['parameters']} parameters; largest "
     in_a_step += f"possible signal norm: {sizes['largest_signal_norm']:.4g}"
@@ -333,7 +341,8 @@ def report_text(facts: JsonObject) -> str:
     ]
     clip = facts["clipping"]
     if clip.get("algorithm") == "fedavg":
-        batch, cap = clip["local_batch"] or "all", clip["weight_cap"]
+        batch = clip["local_batch"] or "all"
+        cap = clip["weight_cap"]
         weight = f"weights min(n/{cap}, 1)" if cap else "equal weights"
         words = (
             f"update of {clip['local_epochs']} local epochs in steps of {batch} records at rate "

@@ -9,7 +9,6 @@ from typing import Any
 
 from mfopt._runtime import _check, _files
 from mfopt._runtime._types import JsonObject
-from mfopt.factorization import Factorization
 from mfopt.training import privacy, verification
 from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping
@@ -39,13 +38,17 @@ def receipt(run: Any, state: Any = None) -> JsonObject:
         way_out = "Attach its optimizer; in JAX, give the state too."
         raise _check.reject("run", run, rule, way_out)
     if state is not None:
-        sampler, progress = run.sampler(state), state.noise
-        parameters, pinned = progress.layout.size, progress.pinned
+        sampler = run.sampler(state)
+        progress = state.noise
+        parameters = progress.layout.size
+        pinned = progress.pinned
     else:
-        sampler, progress = run.sampler, run
-        parameters, pinned = sum(p.numel() for p in run.parameters), run.is_pinned
+        sampler = run.sampler
+        progress = run
+        parameters = sum(p.numel() for p in run.parameters)
+        pinned = run.is_pinned
     secret = f"mfopt run {sampler.state_dict()['seed']}".encode()
-    account: Factorization = run.factorization
+    account = run.factorization
     unit = account.guarantee.privacy_unit
     execution = Execution(
         Units(sampler.population, {"unit": unit, "run": hashlib.sha256(secret).hexdigest()}),
@@ -77,7 +80,8 @@ def write_receipt(path: str | os.PathLike[str], run: Any, state: Any = None) -> 
       path: of the JSON file.
       run, state: as for :func:`receipt`.
     """
-    path, facts = _files.check_output(path, force=True), receipt(run, state)
+    path = _files.check_output(path, force=True)
+    facts = receipt(run, state)
     if path.exists() and not _is_of(path, facts["units"]):
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         path.rename(path.with_suffix(f".{digest[:8]}{path.suffix}"))

@@ -69,7 +69,9 @@ def _canary_users(
     of one token, or with a gradient that is not finite (``_not_finite``). All but the last have
     gradients far above the clip norm, and their records are alike, so that gradients add up.
     """
-    scheme, records, length = account.sampling, settings.records_per_user, settings.length
+    scheme = account.sampling
+    records = settings.records_per_user
+    length = settings.length
     tokens = vocab_size - len(_not_finite(vocab_size))
     # a statement about one record needs users with fewer than G
     most_records = records - 1 if settings.privacy_unit == "record" else records
@@ -170,8 +172,11 @@ class _Run:
     secret: RunSecret
 
     def __post_init__(self) -> None:
-        account, settings, trainer = self.account, self.settings, self.trainer
-        population, scheme = trainer.execution.units.population, account.sampling
+        account = self.account
+        settings = self.settings
+        trainer = self.trainer
+        population = trainer.execution.units.population
+        scheme = account.sampling
         self.normalizer = settings.normalizer or scheme.expected_batch(population)
         self.drawn = UnitSampler(scheme, population, self.secret.seed("sampling"))
         self.bound = 1.0 if settings.normalized else settings.clip_norm
@@ -196,9 +201,9 @@ class _Run:
 
     def findings(self, n: int, progress: Report) -> list[Finding]:
         """Findings of ``n`` steps."""
-        length = self.account.sampling.length
         # the first steps of C, which is lower triangular
-        columns = np.asarray(self.account.strategy.multiply(np.eye(length, n)))[:n]
+        first = np.eye(self.account.sampling.length, n)
+        columns = np.asarray(self.account.strategy.multiply(first))[:n]
         lattice = self._published(columns[0, 0])
         self._pairs()
         by_step = []
@@ -208,7 +213,8 @@ class _Run:
         noise, totals = (np.stack(part) / self.sigma for part in zip(*by_step, strict=True))
         second_release = self._released(self.drawn[0], self.secret.twin().key("noise"))[self.tested]
         other_noise = self.normalizer * second_release / self.sigma - totals[0]
-        white, signal = columns @ noise, columns @ totals
+        white = columns @ noise
+        signal = columns @ totals
         return [
             *(certain(name, holds_now) for name, holds_now in self.holds.items()),
             lattice,
@@ -223,7 +229,8 @@ class _Run:
         params = jax.tree.map(jnp.copy, state.params)  # the loop reuses its buffers
         for result in trainer.run(state, n):
             batch = result.batch
-            units, drawn = batch[batch >= 0], self.drawn[result.step]
+            units = batch[batch >= 0]
+            drawn = self.drawn[result.step]
             self.holds["units that were drawn, each once"] &= np.array_equal(np.sort(units), drawn)
             total = self._total(params, drawn, result.step)
             if result.step < _CLOSELY:
@@ -238,7 +245,8 @@ class _Run:
                     contribution = trainer.sum(params, single, result.step).gradient
                     within = _norm(_flat(contribution)) <= self.bound
                     self.holds["contributions within the bound"] &= within
-            release, begin = _flat(result.release), _flat(params)
+            release = _flat(result.release)
+            begin = _flat(params)
             params = jax.tree.map(jnp.copy, result.state.params)
             difference = _flat(params) - (begin - _RATE * release)
             size = _norm(begin) + _RATE * _norm(release)
@@ -252,14 +260,12 @@ class _Run:
         It must be that user's contribution by the definition, divided by the normalizer, and no
         longer than the sensitivity.
         """
-        execution, settings = self.trainer.execution, self.settings
-        units = execution.units
-        fixed_units = np.arange(units.population)[-_OTHERS:]
+        settings = self.settings
+        fixed_units = np.arange(self.trainer.execution.units.population)[-_OTHERS:]
         params = self.trainer.init(self.secret.key("noise")).params
         released_before = self._released(fixed_units)
         sum_before = self._total(params, fixed_units, 0)
         group = settings.group_size
-        limit = self.bound * group
         for user in range(self.odd):
             numbers = np.setdiff1d(self._numbers_of(user), fixed_units)
             if settings.privacy_unit == "record":
@@ -273,7 +279,9 @@ class _Run:
             rounded = _RELEASE_ROUNDING * self.normalizer * _norm(released_after)
             rounding = _ROUNDING[settings.compute_dtype] * len(union) * self.bound
             self.holds["change of a release by one user"] &= _norm(difference) <= rounding + rounded
-            self.holds["largest change of a release"] &= _norm(change) <= limit + rounded
+            self.holds["largest change of a release"] &= (
+                _norm(change) <= self.bound * group + rounded
+            )
 
     def _published(self, scale: float) -> Finding:
         """Test the noise of a step without any unit under a published key.
@@ -299,7 +307,8 @@ class _Run:
 
         ``key``: of the noise; None: that of the run.
         """
-        trainer, sampler = copy.copy(self.trainer), copy.copy(self.trainer.execution.sampler)
+        trainer = copy.copy(self.trainer)
+        sampler = copy.copy(self.trainer.execution.sampler)
         sampler.drawn = {0: units}  # type: ignore[assignment]
         trainer.execution = dataclasses.replace(trainer.execution, sampler=sampler)
         key = self.secret.key("noise") if key is None else key
@@ -315,9 +324,11 @@ class _Run:
 
     def _rows(self, unit: int, step: int) -> Rows:
         """Tokens (G, L) and mask of a unit in a step: which records, in which order, is drawn."""
-        units, most_records = self.trainer.execution.units, self.settings.records_per_user
+        units = self.trainer.execution.units
+        most_records = self.settings.records_per_user
         if isinstance(units, RecordUnits):
-            records, most_records = units.selected[[unit]], 1
+            records = units.selected[[unit]]
+            most_records = 1
         else:
             records = np.asarray(self.store.records_of(unit))
         tokens, mask = self.store.batch(records, self.settings.length)
@@ -363,9 +374,12 @@ class _Run:
 
     def _moved(self, params: PyTree, tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """-Δ of a user: local gradient descent, clipped after every step."""
-        settings, (leaves, structure) = self.settings, jax.tree.flatten(params)
-        begin, size = _flat(params), settings.local_batch or len(tokens)
-        moved, ends = np.zeros_like(begin), np.cumsum([leaf.size for leaf in leaves])
+        settings = self.settings
+        (leaves, structure) = jax.tree.flatten(params)
+        begin = _flat(params)
+        size = settings.local_batch or len(tokens)
+        moved = np.zeros_like(begin)
+        ends = np.cumsum([leaf.size for leaf in leaves])
         for start in [*range(0, len(tokens), size)] * settings.local_epochs:
             if not mask[start : start + size].any():
                 continue

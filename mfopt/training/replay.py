@@ -70,7 +70,8 @@ def replay(folder: str | Path, progress: Report = silent) -> Replay:
             raise _check.reject("run", str(folder), rule)
         begin, end = steps[-2:]
         with tempfile.TemporaryDirectory(prefix=".replay-", dir=folder) as temporary:
-            copy, last_folder = Path(temporary) / "run", Path(temporary) / "last"
+            copy = Path(temporary) / "run"
+            last_folder = Path(temporary) / "last"
             left_out = shutil.ignore_patterns(".replay-*", "lock*", MODEL)
             shutil.copytree(folder, copy, ignore=left_out)
             last_folder.mkdir(mode=0o700)
@@ -81,10 +82,10 @@ def replay(folder: str | Path, progress: Report = silent) -> Replay:
                 progress=progress,
             )
             execute(prepared, progress=progress)
-            like, secret = prepared.trainer.init(), prepared.secret
+            like = prepared.trainer.init()
             with Checkpoints(last_folder) as original, Checkpoints(copy / CHECKPOINTS) as repeated:
                 before, after = (
-                    checkpoints.restore(like, secret, end).facts["arrays"]
+                    checkpoints.restore(like, prepared.secret, end).facts["arrays"]
                     for checkpoints in (original, repeated)
                 )
             parts = {

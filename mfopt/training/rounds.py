@@ -73,20 +73,26 @@ class PrivateRounds:
     ) -> None:
         options |= {"clip_norm": clip_norm, "allow_uncertified": allow_uncertified}
         self.stream = noise.from_factorization(factorization, **options)
-        scheme = factorization.sampling
-        way_out = "Use `sampling='min-separation'`: other schemes draw their batches."
-        self.scheme = _check.kind("factorization.sampling", scheme, MinSeparation, way_out)
-        stated = factorization.guarantee
-        require_guarantee(stated, pinned=seed is not None, allow_uncertified=allow_uncertified)
-        self.factorization, self.cohort = factorization, _check.positive("cohort", cohort)
+        self.scheme = _check.kind(
+            "factorization.sampling",
+            factorization.sampling,
+            MinSeparation,
+            "Use `sampling='min-separation'`: other schemes draw their batches.",
+        )
+        require_guarantee(
+            factorization.guarantee, pinned=seed is not None, allow_uncertified=allow_uncertified
+        )
+        self.factorization = factorization
+        self.cohort = _check.positive("cohort", cohort)
         folder = _check.path("folder", folder)
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as problem:
             rule = f"cannot be made ({problem.strerror})"
             raise _check.reject("folder", str(folder), rule) from None
-        self._state_file, self._devices_file = folder / "noise.npz", folder / "devices.json"
-        self._rounds: dict[str, list[int]] = {}  # of each device
+        self._state_file = folder / "noise.npz"
+        self._devices_file = folder / "devices.json"
+        self._rounds = {}  # of each device
         place = folder.resolve()
         if place in _alive:
             rule = "belongs to rounds that are alive in this process: both would release its noise"
@@ -101,7 +107,8 @@ class PrivateRounds:
         if self._devices_file.exists():
             _files.require_secret("folder", self._devices_file, "It says who took part")
             stored = json.loads(self._devices_file.read_text())
-            recorded, self._rounds = stored["rounds"], stored["devices"]
+            recorded = stored["rounds"]
+            self._rounds = stored["devices"]
         with _check.renamed_arguments({"state": "folder", "parameters": "params"}):
             state = noise.load_state(self._state_file, self.stream, params)
         if state.counted:  # noise of a round that was broken off is not used for another sum
@@ -131,11 +138,11 @@ class PrivateRounds:
         """The guarantee of the rounds that are over, at the δ of all; None before the first."""
         if not self.step:
             return None
-        begun = beginning(self.factorization.mechanism, self.step)
-        stated = self.factorization.guarantee
-        sigma = self.factorization.noise_multiplier
-        spent: Guarantee = account(begun, noise_multiplier=sigma, delta=stated.delta)
-        return spent
+        return account(
+            beginning(self.factorization.mechanism, self.step),
+            noise_multiplier=self.factorization.noise_multiplier,
+            delta=self.factorization.guarantee.delta,
+        )
 
     def may_join(self, device: str) -> bool:
         """True if ``device``, a text, may take part in the round that comes next."""

@@ -70,15 +70,20 @@ class RunCost:
         each has the parameters whole beside it, and the gradient of what is summed over them at
         once: an array, on a CPU all of them.
         """
-        devices, cpu = len(meshes.devices()), meshes.on_cpu()
-        noise, clipping = self.execution.noise, self.execution.clipping
-        trained, frozen, rows = self.work.trained, self.work.frozen, self.execution.units.records
+        devices = len(meshes.devices())
+        cpu = meshes.on_cpu()
+        noise = self.execution.noise
+        clipping = self.execution.clipping
+        trained = self.work.trained
+        frozen = self.work.frozen
+        rows = self.execution.units.records
         slots = 0 if noise is None else noise.recursion.slots * noise.buffer_dtype.itemsize / 4
         moments = _MOMENTS.get(self.config.optimizer, 2)
         state = trained * (1 + moments + slots)
         formed = trained
         if isinstance(clipping, FedAvg):  # update, its model, gradient, and the next
-            formed, rows = 4 * trained, clipping.local_batch or rows
+            formed = 4 * trained
+            rows = clipping.local_batch or rows
         units = microbatch * (formed * (noise is not None) + rows * self.work.record)
         if devices == 1:
             return _BASE + 4 * (2 * state + 4 * trained + 2 * frozen + units)
@@ -88,7 +93,8 @@ class RunCost:
 
     def fitting(self) -> int:
         """The microbatch to take: what was asked for, or the usual one, halved until it fits."""
-        microbatch, devices = self.execution.sampler.microbatch, len(meshes.devices())
+        microbatch = self.execution.sampler.microbatch
+        devices = len(meshes.devices())
         if self.config.microbatch or jax.process_count() > 1:  # processes take the same one
             return microbatch
         while microbatch > devices and self.memory(microbatch) > _free():  # one on each
@@ -108,7 +114,8 @@ class RunCost:
             return
         name = "model" if self.config.model else "layers, width"
         value = self.config.model or (self.config.layers, self.config.width)
-        needed, free = need(1) / _sizes.GIB, _sizes.usable_memory() / _sizes.GIB
+        needed = need(1) / _sizes.GIB
+        free = _sizes.usable_memory() / _sizes.GIB
         rule = (
             f"needs about {needed:,.1f} GiB of memory to be trained, and {free:,.1f} GiB are free"
         )

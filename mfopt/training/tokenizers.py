@@ -55,7 +55,7 @@ class Tokenizer:
         if end is None:
             rule = "is not in the vocabulary"
             raise _check.reject("end_of_text", end_of_text, rule, "Name the token that is.")
-        self.end_id: int = end
+        self.end_id = end
         self.end_of_text = end_of_text
 
     @classmethod
@@ -143,8 +143,8 @@ class Tokenizer:
             rule = f"chats are written with {_CHAT_START}, which this tokenizer does not have"
             way_out = "Write them by the model's own template, as prompt and completion."
             raise _check.reject("messages", pieces[0].text, rule, way_out)
-        tokens: list[int] = []
-        predicted: list[bool] = []
+        tokens = []
+        predicted = []
         for number, piece in enumerate(pieces, 1):
             self.backend.encode_special_tokens = not piece.special
             ids = self.backend.encode(piece.text, add_special_tokens=False).ids

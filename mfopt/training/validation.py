@@ -36,8 +36,9 @@ PART = "held-out-users"  # whose losses are released
 
 def mechanism(releases: int, adjacency: Adjacency) -> Mechanism:
     """So many sums over all held-out users, each with noise of its own."""
-    full = FixedOrder(bins=1, epochs=releases)
-    return Mechanism(full, Identity(), privacy_unit="user", adjacency=adjacency)
+    return Mechanism(
+        FixedOrder(bins=1, epochs=releases), Identity(), privacy_unit="user", adjacency=adjacency
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,14 +116,22 @@ def validation_of(
     if both := _names(store) & _names(parts["train"]):
         rule = f"{len(both)} of its users are trained on too: they would pay twice"
         raise _check.reject("validation_bound", PART, rule)
-    every = config.evaluate_every or iterations
-    steps = (*range(0, iterations, every), iterations)
+    steps = (*range(0, iterations, config.evaluate_every or iterations), iterations)
     accounted = mechanism(len(steps), guarantee.adjacency)
     solved = account_of(accounted, epsilon=guarantee.epsilon, delta=guarantee.delta)
-    users, count = np.arange(store.num_users), config.records_per_user
-    records = select(store, users, count, key=(secret.seed("validation"), 0))
-    bound, multiplier = config.validation_bound, solved.noise_multiplier
-    return Validation(steps, bound, multiplier, store, records, secret)
+    return Validation(
+        steps,
+        config.validation_bound,
+        solved.noise_multiplier,
+        store,
+        select(
+            store,
+            np.arange(store.num_users),
+            config.records_per_user,
+            key=(secret.seed("validation"), 0),
+        ),
+        secret,
+    )
 
 
 def _names(store: TokenStore) -> set[bytes]:

@@ -173,9 +173,9 @@ def verify(
 
 def _inputs(facts: JsonObject) -> JsonObject:
     """Name and value of every input; UsageError where a field is unknown or of another type."""
-    units, clipping = facts["units"], facts["clipping"]
+    units = facts["units"]
     fields = {table: names.split() for table, names in _FIELDS.items()}
-    fields["clipping"] = [*clipping_of(clipping).describe()]
+    fields["clipping"] = [*clipping_of(facts["clipping"]).describe()]
     fields["units"] = _UNITS["run" if "run" in units else units["unit"]].split()
     if "run" in units:  # of mfopt.training.receipts
         del fields["learning_rate"]
@@ -232,7 +232,7 @@ def _rebuilt(
 ) -> tuple[Guarantee, Factorization, Execution]:
     """(the statement, the account, the execution) that the report describes."""
     accounted = Guarantee.from_description(facts["account"])
-    plan, clip = facts["sampling"], facts["clipping"]
+    plan = facts["sampling"]
     scheme = sampling.from_description(plan["scheme"])
     if factorization is not None:
         strategy = load_factorization(factorization).strategy  # its digest is compared below
@@ -246,14 +246,9 @@ def _rebuilt(
         }
         strategy = strategies.from_description(facts["strategy"], arrays)
     account = Factorization(strategy, accounted.noise_multiplier, scheme, PrefixSums(), accounted)
-    units = Units(int(plan["population"]), facts["units"])
-    sampler = Sampler(
-        scheme,
-        units.population,
-        0,  # nothing is drawn
-        microbatch=1,
-    )
-    clipping = clipping_of(clip)
+    units = Units(plan["population"], facts["units"])
+    sampler = Sampler(scheme, units.population, 0, microbatch=1)  # nothing is drawn
+    clipping = clipping_of(facts["clipping"])
     noise = NoiseStream(
         strategy,
         iterations=scheme.length,
@@ -262,17 +257,19 @@ def _rebuilt(
         sampling=scheme,
         secure="noise" in facts,
     )
-    execution = Execution(units, sampler, clipping, noise, float(facts["normalizer"]))
+    execution = Execution(units, sampler, clipping, noise, facts["normalizer"])
     return Guarantee.from_description(facts["guarantee"]), account, execution
 
 
 def _proved(account: Factorization, progress: Report) -> Check:
     stated = account.guarantee
-    epsilon, delta = round_up(stated.epsilon), round_up(stated.delta)
+    epsilon = round_up(stated.epsilon)
+    delta = round_up(stated.delta)
     words = f"({epsilon}, {delta})-DP at σ = {round_up(stated.noise_multiplier)}"
     if stated.status == "estimate":
         return Check("account", words, "an estimate, which proves nothing", False)
-    mechanism, multiplier = account.mechanism, stated.noise_multiplier
+    mechanism = account.mechanism
+    multiplier = stated.noise_multiplier
     try:
         proof = proofs.prove(mechanism, multiplier, stated, progress=progress)
         if not _as_certain(stated, proof):  # another analysis may be
@@ -329,7 +326,8 @@ def _compared(
     expected = _plain(
         privacy.report(account, execution, stated, num_params=facts["parameters"], **public)
     )
-    done, covered = facts["steps_done"], execution.iterations
+    done = facts["steps_done"]
+    covered = execution.iterations
     yield Check("steps done", f"{done}", f"at most {covered}", 0 <= done <= covered)
     parts = {*expected, "continues"}
     if "run" not in facts["units"]:
@@ -357,7 +355,8 @@ def _compared(
 
 def _learning_rate(stated: JsonObject, execution: Execution) -> Check:
     """Check of the learning rate: computed where the noise decided, else an input."""
-    chosen, value = stated["chosen"], stated["value"]
+    chosen = stated["chosen"]
+    value = stated["value"]
     if chosen not in privacy.CHOSEN.values():
         return Check("learning rate", f"chosen {chosen}", "is no way to choose one", False)
     if chosen != privacy.CHOSEN[""]:
@@ -404,7 +403,8 @@ def composed(runs: Sequence[Run]) -> Guarantee:
     independent rounds, which :mod:`mfopt.accounting.phases` adds up on one grid.
     Refused are runs that protect different units or adjacencies, and estimates.
     """
-    newest, guarantees = runs[-1][0], [guarantee for guarantee, _ in runs]
+    newest = runs[-1][0]
+    guarantees = [guarantee for guarantee, _ in runs]
     for guarantee in guarantees:
         for name in ("privacy_unit", "adjacency"):
             if getattr(guarantee, name) != getattr(newest, name):
@@ -419,7 +419,9 @@ def composed(runs: Sequence[Run]) -> Guarantee:
         exact = math.fsum(getattr(guarantee, name) for guarantee in guarantees)
         return math.nextafter(exact, math.inf) if exact > 0 else 0.0
 
-    epsilon, delta, method = total("epsilon"), min(1.0, total("delta")), f"sum of {len(runs)} runs"
+    epsilon = total("epsilon")
+    delta = min(1.0, total("delta"))
+    method = f"sum of {len(runs)} runs"
     names = ("epsilon", "delta", "adjacency", "privacy_unit", "group_size")
     # no group or grid is in a statement that is the account's own
     if all(
@@ -434,7 +436,8 @@ def composed(runs: Sequence[Run]) -> Guarantee:
             if all(part.rounds is not None for part in parts):
                 composition = phases.compose(parts, delta=delta)
                 if composition.status == "bound" and composition.epsilon < epsilon:
-                    epsilon, method = composition.epsilon, f"composition of {len(runs)} runs"
+                    epsilon = composition.epsilon
+                    method = f"composition of {len(runs)} runs"
     certified = any(guarantee.status == "certified" for guarantee in guarantees)
     epsilons = [{"epsilon": x.epsilon, "delta": x.delta} for x in guarantees]
     details = {name: value for name, value in newest.details.items() if name != "bracket"}

@@ -71,15 +71,21 @@ def account_of(
         if not config.epsilon:
             return _proved(optimized, progress, "Run `mfopt calibrate` for a σ that it can prove.")
         # the file's C at a target of the run's own: for groups, which the file is not made for
-        strategy, scheme = optimized.strategy, optimized.sampling
-    epsilon, delta, group = config.epsilon, config.delta, config.group_size
+        strategy = optimized.strategy
+        scheme = optimized.sampling
+    epsilon = config.epsilon
+    delta = config.delta
+    group = config.group_size
     if config.algorithm == "group":
         epsilon, delta = one_unit_target(epsilon, delta, group)
         group = 1
     sampled = scheme or config.scheme()
-    unit, adjacency = "user" if config.by_user else "record", sampled.run_adjacency
     accounted = Mechanism(
-        sampled, strategy, group_size=group, privacy_unit=unit, adjacency=adjacency
+        sampled,
+        strategy,
+        group_size=group,
+        privacy_unit="user" if config.by_user else "record",
+        adjacency=sampled.run_adjacency,
     )
     path = folder / ACCOUNT
     kept = resuming and path.is_file()
@@ -143,7 +149,8 @@ class Wiring:
 
     def units(self, train: TokenStore) -> Units:
         """The units that the run samples, records chosen as :func:`mfopt.training.units.select`."""
-        config, count = self.config, self.config.records_per_user
+        config = self.config
+        count = config.records_per_user
         shared = {"length": config.length, "seed": self.secret.seed("selection")}
         if config.algorithm in ("els", "group"):
             reserve = not self.scheme.independent
@@ -152,7 +159,8 @@ class Wiring:
 
     def execution(self, units: Units) -> Execution:
         """Sampler, clipping and noise of the run, for these units."""
-        config, scheme = self.config, self.scheme
+        config = self.config
+        scheme = self.scheme
         meshes.check_microbatch(self.mesh, config.microbatch)
         # on a CPU one unit's gradient at a time: no slower, and no memory for several
         microbatch = 1 if meshes.on_cpu() else max(1, 64 // units.records)

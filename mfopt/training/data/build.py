@@ -158,7 +158,7 @@ def _written(
         }
         for name, store in stores.items()
     }
-    written: JsonObject = {"reading": reading, "parts": parts}
+    written = {"reading": reading, "parts": parts}
     if "public" in texts:
         private = [store for name, store in stores.items() if name != "public"]
         progress(Progress("comparing the public part with the private ones"))
@@ -210,7 +210,8 @@ def _fill(
         builder.add([item.user or "" for item in pending], tokenizer.encode_batch(texts))
         pending.clear()
 
-    characters, total = 0, source.total()
+    characters = 0
+    total = source.total()
     for item in source.read():
         progress(Progress(f"reading {name}", item.done, total, source.unit))
         if item.reason is None:
@@ -224,7 +225,8 @@ def _fill(
             add()
             characters = 0
     add()
-    skipped, records = sum(bad.values()), builder.num_records
+    skipped = sum(bad.values())
+    records = builder.num_records
     if not options.skip_bad and records and skipped > _FEW * (records + skipped):
         sample = ", ".join(examples[:3])
         rule = f"{skipped:,} of {records + skipped:,} lines are no record: {reasons(bad)}; first "

@@ -60,7 +60,8 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
         self.dtype = np.dtype(np.uint32) if context else token_dtype(vocab_size)
         self._tokens = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (until the end)
         self._users: dict[bytes, int] = {}  # numbered in the order in which they first came
-        self._owners, self._sizes = array("q"), array("q")
+        self._owners = array("q")
+        self._sizes = array("q")
 
     def __exit__(self, *_: object) -> None:
         self._tokens.close()
@@ -110,7 +111,8 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
         # a user's hold-out follows from a 128-bit digest of the name
         digests = [hashlib.blake2b(name, digest_size=16).digest() for name in names]
         keys = np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
-        owners, order = np.array(self._owners, np.int64), np.argsort(self._owners, kind="stable")
+        owners = np.array(self._owners, np.int64)
+        order = np.argsort(self._owners, kind="stable")
         counts = np.bincount(owners, minlength=len(names))
         position = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
         seed = 2 * hold_out.seed
@@ -143,7 +145,8 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
         sizes = np.array(self._sizes, np.int64)
         user_begins = np.flatnonzero(np.diff(owners, prepend=-1))
         texts = [names[owner] for owner in owners[user_begins].tolist()]
-        begins, offsets = np.cumsum(sizes) - sizes, np.cumsum([0, *sizes[records]])
+        begins = np.cumsum(sizes) - sizes
+        offsets = np.cumsum([0, *sizes[records]])
         arrays = {
             "record_offsets": offsets,
             "user_offsets": np.append(user_begins, len(records)),
@@ -178,7 +181,8 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
 
 def _uniform(keys: np.ndarray, salt: int, number: int | np.ndarray = 0) -> np.ndarray:
     """Numbers in [0, 1) from keys (n, 2), a salt and numbers: two rounds of SplitMix64."""
-    (low, high), numbers = keys.T, np.asarray(number, np.uint64)
+    (low, high) = keys.T
+    numbers = np.asarray(number, np.uint64)
     mixed = low ^ (numbers << np.uint64(32)) ^ np.uint64(salt % (1 << 64))
     with np.errstate(over="ignore"):
         mixed = mix(mix(mixed + (high ^ numbers) - GOLDEN))

@@ -96,8 +96,10 @@ def _blocks(store: TokenStore) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     for start, end in itertools.pairwise(dict.fromkeys([*cuts, store.num_records])):
         tokens = np.asarray(store.tokens[borders[start] : borders[end]]) % CONTEXT
         lengths = np.diff(borders[start : end + 1])
-        owner, runs = np.repeat(np.arange(end - start), lengths), max(0, len(tokens) - WINDOW + 1)
-        letters, windows = uniform_hash(0, 0, tokens), np.zeros(runs, np.uint64)
+        owner = np.repeat(np.arange(end - start), lengths)
+        runs = max(0, len(tokens) - WINDOW + 1)
+        letters = uniform_hash(0, 0, tokens)
+        windows = np.zeros(runs, np.uint64)
         for i, power in enumerate(powers):
             windows += letters[i : i + runs] * power
         within = owner[:runs] == owner[len(owner) - runs :]  # all of a run is in one record

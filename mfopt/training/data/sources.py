@@ -21,8 +21,10 @@ from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
 from mfopt.training.tokenizers import Content, Piece
 
-COMPLETION, CHAT = ("prompt", "completion"), ("messages",)
-_MESSAGE, _ROLES = ("role", "content"), ("system", "user", "assistant", "tool")
+COMPLETION = ("prompt", "completion")
+CHAT = ("messages",)
+_MESSAGE = ("role", "content")
+_ROLES = ("system", "user", "assistant", "tool")
 # rows of a table, or why there is none; bytes so far; place
 Lines = Iterator[tuple[JsonObject | str, int, str]]
 # A line of a CSV file whose quotes do not match swallows what follows: no field is that long.
@@ -86,7 +88,7 @@ class Item(NamedTuple):
 
 def _chat(messages: object) -> object:
     """Pieces of a chat in ChatML, of which the assistant's are learned; else what was given."""
-    pieces: list[Piece] = []
+    pieces = []
     for message in messages if isinstance(messages, list) else [None]:
         role, text = (message.get(x) if isinstance(message, dict) else None for x in _MESSAGE)
         if role not in _ROLES or not isinstance(text, str):
@@ -109,7 +111,8 @@ class _Files:
 
     def __init__(self, paths: Sequence[str | Path], user_column: str, text_column: str) -> None:
         self.paths = [_check.file("data", path) for path in paths]
-        self.user_column, self.text_column = user_column, text_column
+        self.user_column = user_column
+        self.text_column = text_column
 
     def describe(self) -> JsonObject:
         """Format, columns, and the name, size and SHA-256 of each file."""
@@ -170,7 +173,7 @@ class JsonLines(_Files):
 
     def _rows(self, path: Path) -> Lines:
         with open(path, "rb") as raw:
-            file: Any = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
+            file = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
             begin = 0
             try:
                 while line := file.readline():
@@ -212,7 +215,7 @@ class Csv(_Files):
                     fields = next(rows)
                     # where a field is missing, or there is one more
                     uneven = None in (*fields, *fields.values())
-                    row: JsonObject | str = "wrong number of columns" if uneven else fields
+                    row = "wrong number of columns" if uneven else fields
                 except StopIteration:
                     return
                 except csv.Error as error:
@@ -229,10 +232,12 @@ class Parquet(_Files):
         import pyarrow as arrow
         from pyarrow import parquet
 
-        number, size = 0, path.stat().st_size
+        number = 0
+        size = path.stat().st_size
         try:
             with parquet.ParquetFile(path) as file:
-                names, count = file.schema_arrow.names, max(file.metadata.num_rows, 1)
+                names = file.schema_arrow.names
+                count = max(file.metadata.num_rows, 1)
                 self._check_columns(path, names)
                 columns = {self.user_column, self.text_column, *COMPLETION, *CHAT}
                 read = [name for name in names if name in columns]
@@ -286,7 +291,8 @@ class FileTree:
     context = False
 
     def __init__(self, folder: str | Path, **facts: object) -> None:
-        self.folder, self._facts = Path(folder), facts
+        self.folder = Path(folder)
+        self._facts = facts
         if not self.folder.is_dir():
             raise _check.reject("data", str(folder), "is not a folder")
 
@@ -296,7 +302,8 @@ class FileTree:
 
     def describe(self) -> JsonObject:
         """Format, number of files, a digest of their names and sizes, and what else decides."""
-        digest, count = hashlib.sha256(), 0
+        digest = hashlib.sha256()
+        count = 0
         for path in self.files():
             digest.update(f"{path.relative_to(self.folder)}\0{path.stat().st_size}\n".encode())
             count += 1

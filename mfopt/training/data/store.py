@@ -197,7 +197,8 @@ class TokenStore:
             (tokens (B, L) int32, mask (B, L) bool); mask is True on real tokens that are predicted
             or begin a prediction.
         """
-        numbers, count = np.asarray(records, np.int64), self.num_records
+        numbers = np.asarray(records, np.int64)
+        count = self.num_records
         if numbers.ndim != 1:
             raise _check.reject("records", numbers.shape, "must be one-dimensional")
         if len(wrong := numbers[(numbers < -1) | (numbers >= count)]):
@@ -218,7 +219,8 @@ class TokenStore:
         and none has a single token. Users, and the digest, are those of this store.
         """
         length = _check.integer("length", length, at_least=2)
-        begin, sizes = np.asarray(self.record_offsets[:-1]), self.record_lengths()
+        begin = np.asarray(self.record_offsets[:-1])
+        sizes = self.record_lengths()
         counts = np.maximum(1, -(-sizes // length))
         ends = np.concatenate([[0], np.cumsum(counts)])
         chunk_index = np.arange(ends[-1]) - np.repeat(ends[:-1], counts)  # of a chunk in its record

@@ -77,7 +77,8 @@ class Norm(nnx.Module):
     def __init__(self, features: int, epsilon: float, bias: bool, shift: bool = False) -> None:
         self.scale = parameter(features)
         self.bias = parameter(features) if bias else None
-        self.epsilon, self.shift = epsilon, shift
+        self.epsilon = epsilon
+        self.shift = shift
 
     def __call__(self, x: jax.Array) -> jax.Array:
         wide = x.astype(jnp.float32)
@@ -85,7 +86,7 @@ class Norm(nnx.Module):
             wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
         normal = wide * jax.lax.rsqrt(square + self.epsilon)
-        scaled: jax.Array = normal * (self.scale[...] + 1 if self.shift else self.scale[...])
+        scaled = normal * (self.scale[...] + 1 if self.shift else self.scale[...])
         if self.bias is not None:
             scaled = scaled + self.bias[...]
         return scaled.astype(x.dtype)
@@ -104,7 +105,7 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         dtype = x.dtype
-        product: jax.Array = x @ self.kernel[...].astype(dtype)
+        product = x @ self.kernel[...].astype(dtype)
         if self.bias is not None:
             product = product + self.bias[...].astype(dtype)
         if self.adapted:
@@ -149,7 +150,8 @@ def rotated(rows: jax.Array, speed: tuple[float, ...]) -> jax.Array:
     planes = len(speed)
     angle = (jnp.arange(len(rows))[:, None] * np.array(speed, np.float32))[:, None]
     first, second, untouched = jnp.split(rows.astype(jnp.float32), (planes, 2 * planes), axis=-1)
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    cos = jnp.cos(angle)
+    sin = jnp.sin(angle)
     parts = first * cos - second * sin, second * cos + first * sin, untouched
     return jnp.concatenate(parts, axis=-1).astype(rows.dtype)
 
@@ -158,8 +160,10 @@ class Attention(nnx.Module):
     """Causal self-attention of one sequence, (L, d) -> (L, d); ``number``: of the block."""
 
     def __init__(self, config: DecoderConfig, adapters: Adapters, number: int) -> None:
-        self.size, self.speed = config.head_dim, config.speeds(number)
-        self.scale, self.cap = config.query_scale, config.attention_cap
+        self.size = config.head_dim
+        self.speed = config.speeds(number)
+        self.scale = config.query_scale
+        self.cap = config.attention_cap
         self.layers = config.layers_of("attn")
         for layer in self.layers:
             setattr(self, layer, config.linear(f"attn/{layer}", adapters))
@@ -185,23 +189,22 @@ class Attention(nnx.Module):
         )
         heads = self._heads(query, "q_norm"), self._heads(key, "k_norm")
         value = value.reshape(len(x), -1, self.size)
-        mixed: jax.Array = output_layer(attend(*heads, value, self.scale, self.cap))
-        return mixed
+        return output_layer(attend(*heads, value, self.scale, self.cap))
 
 
 class Network(nnx.Module):
     """The network of a block, gated where it has a gate, (L, d) -> (L, d)."""
 
     def __init__(self, config: DecoderConfig, adapters: Adapters) -> None:
-        self.activation, self.layers = config.activation, config.layers_of("mlp")
+        self.activation = config.activation
+        self.layers = config.layers_of("mlp")
         for layer in self.layers:
             setattr(self, layer, config.linear(f"mlp/{layer}", adapters))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         *wide, output_layer = (getattr(self, layer) for layer in self.layers)
         inner = ACTIVATIONS[self.activation](wide[0](x))
-        result: jax.Array = output_layer(inner * wide[1](x) if len(wide) > 1 else inner)
-        return result
+        return output_layer(inner * wide[1](x) if len(wide) > 1 else inner)
 
 
 class Block(nnx.Module):
@@ -214,7 +217,8 @@ class Block(nnx.Module):
     def __init__(self, config: DecoderConfig, adapters: Adapters, number: int) -> None:
         for name in config.family.norms:
             setattr(self, name, config.norm())
-        self.attn, self.mlp = Attention(config, adapters, number), Network(config, adapters)
+        self.attn = Attention(config, adapters, number)
+        self.mlp = Network(config, adapters)
         self.parallel = config.family.parallel
 
     def _normal(self, name: str, x: jax.Array) -> jax.Array:
@@ -231,16 +235,18 @@ class Decoder(nnx.Module):
     """Tokens (L,) of one record -> logits (L, V) float32; row i predicts token i + 1."""
 
     def __init__(self, config: DecoderConfig, adapters: Adapters) -> None:
-        size, width = config.vocab_size, config.hidden_size
-        self.dtype, self.cap = config.compute_dtype, config.logits_cap
-        self.scale, self.positions = width**0.5 if config.family.gemma else 1.0, config.positions
+        size = config.vocab_size
+        width = config.hidden_size
+        self.dtype = config.compute_dtype
+        self.cap = config.logits_cap
+        self.scale = width**0.5 if config.family.gemma else 1.0
+        self.positions = config.positions
         self.wte = parameter(size, width)
         self.wpe = parameter(self.positions, width) if config.family.learned else None
         blocks = range(config.num_hidden_layers)
         self.h = nnx.List([Block(config, adapters, number) for number in blocks])
         self.ln_f = config.norm()
-        tied = config.tie_word_embeddings
-        self.lm_head = None if tied else parameter(size, width)
+        self.lm_head = None if config.tie_word_embeddings else parameter(size, width)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         (length,) = tokens.shape

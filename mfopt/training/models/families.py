@@ -221,7 +221,8 @@ _FOLLOWED = {
 _STRETCHED = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _ROPES = {"default": (), "linear": _STRETCHED[:1], "llama3": _STRETCHED}
 _GPT2_END = 50256
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+_FULL = "full_attention"
+_SLIDING = "sliding_attention"
 
 
 class Rotary(NamedTuple):
@@ -406,8 +407,10 @@ class DecoderConfig:
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
         """(rows, columns) of each linear layer of a block."""
-        d, hidden = self.hidden_size, self.intermediate_size
-        queries, shared = self.queries, self.shared
+        d = self.hidden_size
+        hidden = self.intermediate_size
+        queries = self.queries
+        shared = self.shared
         if self.family.learned:
             return dict(zip(TASKS, ((d, 3 * d), (d, d), (d, hidden), (hidden, d)), strict=True))
         columns = (queries, shared, shared, d, hidden, hidden, d)
@@ -427,7 +430,8 @@ class DecoderConfig:
 
     def tensors(self) -> Iterator[Tensor]:
         """The parameters without adapters, in the order in which values are drawn."""
-        names, learned = _NAMES | dict(self.family.names), self.family.learned
+        names = _NAMES | dict(self.family.names)
+        learned = self.family.learned
         stem = f"{names['wte'].partition('.')[0]}.{'h' if learned else 'layers'}"
         norms = dict(self.family.norms)
         if self.family.query_norm:
@@ -439,7 +443,8 @@ class DecoderConfig:
                 path = ("h", number, *norm.split("/"))
                 yield from self._norm(path, f"{stem}.{number}.{name}")
             for layer in self.matrices:
-                path, name = ("h", number, *layer.split("/")), f"{stem}.{number}.{names[layer]}"
+                path = ("h", number, *layer.split("/"))
+                name = f"{stem}.{number}.{names[layer]}"
                 rows = self._rows(layer)
                 yield Tensor((*path, "kernel"), f"{name}.weight", not learned, rows)
                 if self.biased(layer):
@@ -480,7 +485,8 @@ class DecoderConfig:
             share = np.zeros(planes)  # left as it is
             if scaling["rope_type"] == "llama3":
                 turns = scaling["original_max_position_embeddings"] * speed / (2 * np.pi)
-                low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+                low = scaling["low_freq_factor"]
+                high = scaling["high_freq_factor"]
                 share = np.clip((turns - low) / (high - low), 0.0, 1.0)
             speed = speed * (share + (1 - share) / scaling["factor"])
         return tuple(speed.astype(np.float32).tolist())
@@ -543,7 +549,8 @@ def _ropes(values: JsonObject) -> dict[str, Rotary]:
 def _rotary(rope: JsonObject) -> Rotary:
     kind = rope.pop("rope_type", "default")
     kind = rope.pop("type", kind)  # in older files
-    theta, share = rope.pop("rope_theta", 1e4), rope.pop("partial_rotary_factor", 1.0)
+    theta = rope.pop("rope_theta", 1e4)
+    share = rope.pop("partial_rotary_factor", 1.0)
     names = _ROPES[_check.choice("config.json rope_scaling", kind, _ROPES, _REMOVE)]
     if missing := [name for name in names if name not in rope]:
         raise _check.reject("config.json rope_scaling", kind, f"lacks {', '.join(missing)}")

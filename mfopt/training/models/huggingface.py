@@ -36,7 +36,8 @@ with _extras.required():
 
 WEIGHTS = "model.safetensors"
 ADAPTER = "adapter"  # folder beside the weights
-_GENERATION, _TOKENIZER = "generation_config.json", "tokenizer_config.json"
+_GENERATION = "generation_config.json"
+_TOKENIZER = "tokenizer_config.json"
 # files of a base model's folder that say how text is made of it: training does not change them
 _KEPT = (_GENERATION, _TOKENIZER, "special_tokens_map.json", "chat_template.jinja")
 _A_FOLDER = "Name the folder of a model or of a run."
@@ -72,7 +73,8 @@ def gpt2_model(
     streams = np.random.SeedSequence(_check.seed("seed", seed)).spawn(2)
     # adapters have a stream of their own: they do not depend on where the base comes from
     draws, adapter_draws = map(np.random.default_rng, streams)
-    model, adapters = gpt2_shapes(config, lora), {}
+    model = gpt2_shapes(config, lora)
+    adapters = {}
     plain = _weights(Path(folder), config) if folder else {}
     shapes = model.params if lora is None else model.frozen
     adapted = _adapted(config, lora)
@@ -142,9 +144,10 @@ def _save_adapters(folder: Path, config: DecoderConfig, params: PyTree, lora: Lo
         folder: to make.
         config, params, lora: shape of the base model, its adapters, and how they were made.
     """
-    low, sizes = flatten_dict(params), _columns(config)
+    low = flatten_dict(params)
+    sizes = _columns(config)
     tensors: dict[str, np.ndarray] = {}
-    patterns: dict[str, int] = {}
+    patterns = {}
     for path, tensor_name, _, rows in config.tensors():
         if (*path[:-1], "lora_a") not in low or path[-1] != "kernel":
             continue
@@ -188,7 +191,8 @@ def _columns(config: DecoderConfig) -> Counter[str]:
 
 def _merge_adapters(params: PyTree, frozen: PyTree) -> PyTree:
     """The plain model's parameters with A B added to each adapted matrix."""
-    merged, low = flatten_dict(frozen), flatten_dict(params)
+    merged = flatten_dict(frozen)
+    low = flatten_dict(params)
     for *layer, name in low:
         if name == "lora_a":
             # On the host in float64: rounding of the product is then far below float32's.
@@ -217,7 +221,7 @@ def _json_object(path: Path) -> JsonObject:
         content = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise _check.reject("model", str(path), f"cannot be read: {error}") from None
-    return dict(_check.kind(path.name, content, dict, _A_FOLDER))
+    return _check.kind(path.name, content, dict, _A_FOLDER)
 
 
 @pinned
@@ -242,7 +246,7 @@ def _weights(folder: Path, config: DecoderConfig) -> dict[nnx_model.Path, jax.Ar
     """The parameters without adapters in a Hugging Face folder, float32, by path."""
     files = _locate(folder)
     older = "transformer." if "wte.weight" in files else ""  # a prefix that first files lack
-    values: dict[nnx_model.Path, jax.Array] = {}
+    values = {}
     names = set()
     for tensor in config.tensors():
         name = tensor.name.removeprefix(older)

@@ -64,7 +64,8 @@ def from_nnx(
     """
     graph = nnx.graphdef(module)
     chosen, frozen_state = nnx.state(module, trainable, ...)
-    params, frozen = flatten(chosen), flatten(frozen_state)
+    params = flatten(chosen)
+    frozen = flatten(frozen_state)
     if not params:
         raise _check.reject("trainable", trainable, "selects no parameter of the module")
     paths = list(params), list(frozen)
