@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 NODES = {
     "mfopt": 10_905,
     "mfopt/_runtime": 7_960,
-    "mfopt/accounting": 112_710,
+    "mfopt/accounting": 111_700,
     "mfopt/calibration": 530,
     "mfopt/experiments": 16_620,
     "mfopt/factorization": 4_420,

@@ -16,35 +16,44 @@ in V_l, N_l <= Π_{l'<l} (E_k ψ_l(k) e^(l <m_k, m_k^l'>))^(1/l), and 1/ψ_l'(k)
     N_0 ··· N_s / Π_{l<s} ψ_l(k^l) <= N_0 Π_{l=1..s} J_l,                                       (1)
     J_l = max_k' exp(−Σ_{t in k'} c_l[t]) · E_k ψ_l(k) e^(l <m_k, m_k'>).                       (2)
 
-With c_l[t] near what a participation t of k' adds to the logarithm of that mean, all k' are about
-as good as any: the bound is tight whatever their size.
+With c_l[t] what a participation t of k' adds to the logarithm of that mean, all k' are about as
+good as any: the bound is tight whatever their size.
 
-**The mean, for one k'.** Under ψ_l the pattern is a chain too: a unit that is available at t takes
-part with p_t = p e^(a_l[t]) h_{t+S}/h_t, where h_t = (1−p) h_{t+1} + p e^(a_l[t]) h_{t+S}, h_t = 1
-for t >= n, and the mean in (2) is E ψ_l(k) times the mean of Π_{t in k} e^(l D_t) over that chain,
-D_t the overlap of column t with those of k'. Cut the steps into blocks of S. A block holds at most
-one participation; let X_q be its place in block q, or "none", and π_q its law. With V_q(X_q) =
-e^(l D), V_q(none) = 1, and T_q the transition from X_{q−1} to X_q,
+**The mean, for one k'.** Under ψ_l the pattern is a renewal process too: a unit that is available
+at t takes part with p_t = p e^(a_l[t]) h_{t+S}/h_t, where h_t = (1−p) h_{t+1} + p e^(a_l[t])
+h_{t+S}, h_t = 1 for t >= n, and the mean in (2) is E ψ_l(k) times the mean E of Π_{t in k} (1+v_t)
+over it, 1 + v_t = e^(l D_t), D_t the overlap of column t with those of k'. Let π_t be the chance of
+a participation at t, and π_u (1 + κ(t, u)) that of one at u after one at t: κ = −1 for u < t + S.
 
-    the mean is π_{−1} y_0,   y_q = T_q (V_q · y_{q+1}),   y = 1 after the last block.
+D_t has at most two terms, since C has at most S bands. With v^j_t = e^(l <c_t, c_s>) − 1 for the
+j-th participation s of k' it is v_t = Σ_j (v^j_t + v^j_t v^{j+1}_t); let η^j_t be π_t times the
+term of j. Multiplied out, E is a sum over sets of steps with a j for each. The j of later steps are
+not less; two steps at most have the same j, and those are S apart. Let G_j be the sum over steps
+whose j are not less, r'_t G_{j+1} what G_{j+1} is after a participation at t, and r_t G_{j+1} the
+same with, perhaps, a second step of the same j. With H_j = Σ_t η^j_t r_t
 
-Write y_{q+1} = m + z with m its mean under π_q and |z| <= o, in the norm of L²(π_q); V_q = 1 + h;
-U = T_q − 1π_q. Then π_{q−1} y_q = π_q(V y_{q+1}), and by Cauchy's and the triangle inequality
+    G_j = (1 + H_j) G_{j+1},   E = Π_j (1 + H_j),   r_t = r'_t + Σ_u (1 + κ(t, u)) η^j_u r'_u,
+    r'_t = 1 + Σ_{i>j} Σ_u κ(t, u) η^i_u r_u / Π_{j<i'<=i} (1 + H_i').                          (3)
 
-    m_q <= m (1 + π_q h) + o sd_π(h),     o_q <= m |U h| + o (|U| + |U h ·|),                    (3)
+**The maximum.** Let κ_d be the largest κ(t, t + d), or 0. The chance of being available at u after
+a participation is an average of those at u − 1 and at u − S, with the weights of the chance
+without, so its quotient to that is too: κ_d is at most the largest of any S distances below d, and
+all are at most κ_S. With η_d >= η^j_{s+d} for every s, and r >= r'_t for all t, the numerator of i
+in (3) is at most K = r Σ_d κ_{x+d} η_d (1 + what a second step adds), x from t to the i-th
+participation of k', and at most κ_S H_i. So what all terms from i on add is at most
+(K + v)/(1 + K/κ_S), v that of the terms after: a recursion over x, where participations are S
+apart. From r = 1 + κ_S it gives lower and lower r, and with the mean of K over t a bound of H_j:
 
-where |U h ·|² <= Σ_i h_i² Σ_j π_{q−1}(j) U_ji²/π_q(i), the Hilbert-Schmidt norm of f → U(h f). The
-right sides grow in m and o. What is lost against the mean is of the second order in h, and little
-where units forget soon when they took part: where S is not near the number of bins.
+    c_l[s] = log(1 + the bound of H_j)   and   J_l <= E ψ_l(k).
 
-**The maximum.** V_q depends on the places of k' in blocks q − 1, q and q + 1 alone. So (3), times
-e^(−c) of the participation of k' in block q, is a recursion over pairs of places, with the largest
-m and the largest o over the places in the next block: an upper bound of J_l/E ψ_l, since every k'
-is among those maximized over. All terms are >= 0.
+What is lost is what participations of k' at the worst distances add over others: of the second
+order in v, and little where units forget soon when they took part: where S is not near the number
+of bins.
 """
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
 from typing import NamedTuple
@@ -58,79 +67,68 @@ from mfopt.accounting.monte_carlo.likelihood import Ceilings, PatternChain, requ
 from mfopt.accounting.monte_carlo.pattern_frozen import squares
 from mfopt.accounting.monte_carlo.separated import LONGEST, Separated
 
-_KEPT = 4  # singular values of U that are used one by one
-_SPARE = 1e-13  # added to squares of norms: what float64 may have lost of them
-_SVD = 1 + 1e-9  # rounding of a singular value
+_FLAT = 1e-3  # κ_d of S distances, from which on they all count as the largest of these
+_PASSES = 16  # that make r smaller
 _COST = 1.08  # c_l over its first order, which is a little less than the ceiling takes
 
 
-class _Chain(NamedTuple):
-    """X_q under ψ, block by block: arrays with one row for each.
+class _Renewal(NamedTuple):
+    """Participations of a unit under ψ.
 
     Attributes:
       log_mean: log E ψ.
-      law: π_q of the places, shape (blocks, S).
-      norms: singular values of U, the first few and the next, shape (blocks, _KEPT + 1).
-      along: their vectors, times √π_q, shape (blocks, _KEPT, S).
-      each: Σ_j π_{q−1}(j) U_ji²/π_q(i), shape (blocks, S).
+      chances, waits: p_t and 1 − p_t, shape (n,).
+      free: chances of being available, shape (n,).
     """
 
     log_mean: float
-    law: np.ndarray
-    norms: np.ndarray
-    along: np.ndarray
-    each: np.ndarray
+    chances: np.ndarray
+    waits: np.ndarray
+    free: np.ndarray
 
 
-def _chain(tilt: np.ndarray, size: int, probability: float) -> _Chain:
-    """Raises FloatingPointError where a participation is certain in float64."""
+def _renewal(tilt: np.ndarray, size: int, probability: float) -> _Renewal:
     n = len(tilt)
     logs, waiting, taking = np.zeros(n + size), math.log1p(-probability), math.log(probability)
     for t in range(n - 1, -1, -1):
         logs[t] = np.logaddexp(waiting + logs[t + 1], taking + tilt[t] + logs[t + size])
-    chances = np.exp(taking + tilt + logs[size:] - logs[:-size]).reshape(-1, size)
+    chances = np.exp(taking + tilt + logs[size:] - logs[:-size])
+    waits = np.exp(waiting + logs[1 : n + 1] - logs[:n])
     weights = logs[:size] + np.where(np.arange(size) == 0, 0.0, taking)
     total = scipy.special.logsumexp(weights)
-    available = np.exp(weights - total)  # the law of the first step at which a unit is
-    levels: list[tuple[np.ndarray, ...]] = []
-    for chance in chances:
-        waits = np.append(0.0, np.cumsum(np.log1p(-chance)))
-        kernel = np.triu(np.exp(np.minimum(waits - waits[:-1, None], 0.0)) * np.append(chance, 1.0))
-        law = available @ kernel
-        scaled = np.sqrt(available)[:, None] * (kernel - law) / np.sqrt(law)
-        if not np.all(np.isfinite(scaled)):
-            raise FloatingPointError
-        _, norms, rows = np.linalg.svd(scaled, full_matrices=False)
-        norms, rows = np.append(norms, np.zeros(_KEPT + 1)), np.pad(rows, ((0, _KEPT), (0, 0)))
-        along = rows[:_KEPT, :-1] * np.sqrt(law[:-1])
-        squares = np.sum(scaled[:, :-1] ** 2, axis=0)
-        levels.append((law[:-1], norms[: _KEPT + 1] * _SVD, along, squares))
-        # available from that place of the next block, or from its first step after none
-        available = np.append(law[0] + law[-1], law[1:-1])
-    log_mean = total - math.log1p((size - 1) * probability)
-    return _Chain(log_mean, *map(np.array, zip(*levels, strict=True)))
+    # first the law of the first step at which a unit is available
+    free = np.append(np.exp(weights - total), np.zeros(n))[:n]
+    for t in range(1, n):
+        free[t] += free[t - 1] * waits[t - 1]
+        free[t] += free[t - size] * chances[t - size] if t >= size else 0.0
+    return _Renewal(total - math.log1p((size - 1) * probability), chances, waits, free)
 
 
-class _Parts(NamedTuple):
-    """Of functions h for pairs of places of k': what (3) needs, in squares that add up.
+def _excess(unit: _Renewal, size: int) -> np.ndarray:
+    """κ_d, d = 0, …, n − 1: shape (n,)."""
+    n = len(unit.free)
+    largest = np.zeros(n)
+    # by the step of a participation, the chance of being available so many steps later
+    past = collections.deque([np.zeros(n)] * size, maxlen=size)
+    for lag in range(size, n):
+        before = past[-1][: n - lag] * unit.waits[lag - 1 : -1]
+        rested = past[0][: n - lag] * unit.chances[lag - size : n - size]
+        past.append(before + rested + (lag == size))
+        largest[lag] = max(np.max(past[-1] / unit.free[lag:]) - 1, 0.0)
+        recent = np.max(largest[lag + 1 - size : lag + 1])
+        if recent < _FLAT:
+            largest[lag + 1 :] = recent
+            break
+    return largest
 
-    Attributes:
-      first: π_q h.
-      variance: of h.
-      along: U h along the first singular vectors, one more axis in front.
-      moved: |U h|².
-      spread: |U h ·|².
-    """
 
-    first: np.ndarray
-    variance: np.ndarray
-    along: np.ndarray
-    moved: np.ndarray
-    spread: np.ndarray
-
-    def by_column(self) -> _Parts:
-        """The last axis first, for one recursion over all its places at once."""
-        return _Parts(*(np.moveaxis(part, -1, 0) for part in self))
+def _added(overlaps: np.ndarray, size: int, limit: float) -> float:
+    """v of the module for K of each x: over all sequences of x that are S apart."""
+    following = np.zeros(size)
+    for block in np.pad(overlaps, (0, -len(overlaps) % size)).reshape(-1, size)[::-1]:
+        reached = (block + following) / (1 + block / limit)
+        following = np.maximum.accumulate(np.append(reached, following[0])[::-1])[:0:-1]
+    return float(following[0])
 
 
 @float64
@@ -147,23 +145,14 @@ def ceilings(pattern: Separated) -> Ceilings:
     def chain(order: int) -> tuple[float, np.ndarray]:
         gram = np.asarray(pattern.gram)
         tilts, total = np.zeros((MAX_ORDER + 1, pattern.dimension)), 0.0
-        try:
-            with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
-                for l in range(order, 0, -1):
-                    log_value, cost = log_largest(
-                        gram, pattern.separation, pattern.probability, l, tilts[l]
-                    )
-                    total += log_value
-                    tilts[l - 1] = tilts[l] + cost / l
-                    if not math.isfinite(total):
-                        raise FloatingPointError
-                past_end = -pattern.dimension % pattern.separation
-                start_chain = _chain(
-                    np.pad(tilts[0], (0, past_end)), pattern.separation, pattern.probability
-                )
-        except FloatingPointError:
-            return math.inf, np.zeros_like(tilts)
-        return total + start_chain.log_mean, tilts
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
+            for l in range(order, 0, -1):
+                log_mean, cost = prices(gram, pattern.separation, pattern.probability, l, tilts[l])
+                total += log_mean
+                tilts[l - 1] = tilts[l] + cost / l
+            total += _renewal(tilts[0], pattern.separation, pattern.probability).log_mean
+        # beyond float64 nothing is known
+        return (total, tilts) if math.isfinite(total) else (math.inf, np.zeros_like(tilts))
 
     return Ceilings({"chain": PatternChain(chain, MAX_ORDER)}, *of_squares)
 
@@ -199,124 +188,41 @@ def firsts(raised: np.ndarray, law: np.ndarray) -> np.ndarray:
     return total
 
 
-def log_largest(
-    gram: np.ndarray,
-    separation: int,
-    probability: float,
-    order: int,
-    tilt: np.ndarray,
-    cost: np.ndarray | None = None,
+def prices(
+    gram: np.ndarray, separation: int, probability: float, order: int, tilt: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """(log of an upper bound of J_l, c_l), see (2) of the module.
+    """(log E ψ_l, c_l) with J_l <= E ψ_l, see (2) of the module.
 
     Args:
       gram: overlaps in noise units, shape (bands, n), bands <= S: [d, j] = <c_j, c_{j+d}>.
       separation, probability, order: S, p and l.
-      tilt, cost: a_l and c_l, shape (n,); by default a little more than what a participation adds
-        to first order.
+      tilt: a_l, shape (n,).
     """
     size, (bands, n) = separation, gram.shape
-    past_end = -n % size  # units go on there, and no column is there
-    raised = np.expm1(order * np.pad(gram, ((0, size + 1 - bands), (size, past_end))))
-    chain = _chain(np.pad(tilt, (0, past_end)), size, probability)
-    if cost is None:
-        cost = _COST * firsts(raised[:, size:][:bands], chain.law.ravel())[:n]
-    prices = np.exp(-np.pad(cost, (0, past_end))).reshape(-1, size)
-    t, k = np.arange(size)[None, :], np.arange(size)[:, None]  # t of a block, k of k'
-    # places of k' in the block before (0 for none, then p + 1) and in the next that are S from c
-    precedes, follows = np.arange(size + 1) < k + 2, np.arange(size + 1) >= k
-    # (m, o) by the places of k' in a block (0 for none, then p + 1) and the next (c, or S for none)
-    largest = np.stack([np.ones((size + 1, size + 1)), np.zeros((size + 1, size + 1))])
-    for q in range(len(prices) - 1, -1, -1):
-        begin = size * (1 + q)
-        past = raised[np.clip(size + t - k, 0, size), begin - size + k]  # (p, t)
-        between = raised[np.abs(t - k), begin + np.minimum(t, k)]  # (c, t)
-        ahead = raised[np.clip(size + k - t, 0, size), begin + t]  # (next, t)
-        past, ahead = np.pad(past, ((1, 0), (0, 0))), np.pad(ahead, ((0, 1), (0, 0)))
-        # k' is in the block at c: steps before c see the block before too, those after it the next
-        left_parts = _parts(chain, q, past, np.where(t < k, between, 0.0)).by_column()  # (c, p)
-        right = _parts(chain, q, ahead, np.where(t >= k, between, 0.0)).by_column()  # (c, next)
-        grown = _grown(left_parts, right, chain.norms[q, 0], largest[:, 1:], precedes, follows)
-        new = np.empty_like(largest)
-        new[:, :, :size] = np.where(precedes, prices[q][:, None] * grown, 0.0).swapaxes(1, 2)
-        # or not in it: a step may see both
-        outer_parts = _parts(chain, q, ahead, past).by_column()  # (p, next)
-        nothing = _Parts(*(np.zeros_like(part[..., :1]) for part in outer_parts))
-        new[:, :, size] = _grown(nothing, outer_parts, chain.norms[q, 0], largest[:, :1])[:, :, 0]
-        largest = new
-    return chain.log_mean + math.log(np.max(largest[0, 0])), cost
-
-
-def _grown(
-    one: _Parts,
-    other: _Parts,
-    norm: float,
-    later: np.ndarray,
-    own: np.ndarray | bool = True,
-    known: np.ndarray | bool = True,
-) -> np.ndarray:
-    """(m, o) of (3) for h_i + h_j, the largest over j, shape (2, c, places i).
-
-    √x <= (x/r + r)/2 with any r > 0: products of matrices, where the roots of all pairs would take
-    ten times as long.
-
-    Args:
-      one, other: of h_i and of h_j, shapes (c, i) and (c, j), ``along`` with its own axis second.
-      norm: |U|.
-      later: (m, o) of the next block for each j, shape (2, c, j) or (2, 1, j).
-      own, known: which i and which j there are for each c.
-    """
-    mean, variation = later
-    r, moved, spread = (
-        _between(getattr(one, name), getattr(other, name), own, known)
-        for name in ("variance", "moved", "spread")
-    )
-    with_mean = np.stack([1 + one.first, one.variance / (2 * r)], axis=2)
-    own_mean = other.first * mean + (other.variance / r + r) / 2 * variation
-    with_rest = np.stack([one.moved / (2 * moved), norm + one.spread / (2 * spread)], axis=2)
-    with_rest = np.concatenate([with_rest, np.moveaxis(one.along, 1, 2)], axis=2)
-    stacked = np.stack(np.broadcast_arrays(mean, variation, own_mean)[:2], axis=1)
-    crossed = np.concatenate([stacked, other.along * (mean / moved)[:, None]], axis=1)
-    own_variation = (other.moved / moved + moved) / 2 * mean + (
-        other.spread / spread + spread
-    ) / 2 * variation
-    grown = with_mean @ stacked + own_mean[:, None], with_rest @ crossed + own_variation[:, None]
-    is_known = np.broadcast_to(known, own_mean.shape)[:, None]
-    return np.array([np.max(part, axis=2, where=is_known, initial=-np.inf) for part in grown])
-
-
-def _between(
-    one: np.ndarray, other: np.ndarray, own: np.ndarray | bool, known: np.ndarray | bool
-) -> np.ndarray:
-    """r for the roots of all x_i + x_j of each c: the larger ones are at most 1.25 times as large.
-
-    Shape (c, 1). Arguments are as for :func:`_grown`.
-    """
-
-    def ends(part: np.ndarray, is_known: np.ndarray | bool) -> tuple[np.ndarray, np.ndarray]:
-        highest_value = np.max(part, axis=1, keepdims=True, where=is_known, initial=-np.inf)
-        return highest_value, np.min(part, axis=1, keepdims=True, where=is_known, initial=np.inf)
-
-    highest, lowest = zip(ends(one, own), ends(other, known), strict=True)
-    upper_end, lower_end = highest[0] + highest[1] + _SPARE, lowest[0] + lowest[1]
-    result: np.ndarray = (upper_end * np.maximum(lower_end, upper_end / 16)) ** 0.25
-    return result
-
-
-def _parts(chain: _Chain, q: int, one: np.ndarray, other: np.ndarray) -> _Parts:
-    """h = one + other + one·other for each pair of their rows, in block q."""
-    shifted = 1 + other
-
-    def mean(weight: np.ndarray) -> np.ndarray:
-        return one @ (weight * shifted).T + other @ weight
-
-    def square(weight: np.ndarray) -> np.ndarray:
-        cross = 2 * one @ (weight * other * shifted).T
-        return one**2 @ (weight * shifted**2).T + cross + other**2 @ weight
-
-    norms, means, squares = chain.norms[q], mean(chain.law[q]), square(chain.law[q])
-    vectors = zip(norms, chain.along[q], strict=False)
-    along = np.stack([norm * mean(weight) for norm, weight in vectors])
-    moved = np.sum(along**2, axis=0) + norms[-1] ** 2 * squares + _SPARE
-    variance = np.maximum(squares - means**2, 0) + _SPARE
-    return _Parts(means, variance, along, moved, square(chain.each[q]))
+    unit, reach = _renewal(tilt, size, probability), bands - 1
+    law, excess = unit.chances * unit.free, np.pad(_excess(unit, size), (0, 2 * bands))
+    limit = float(np.max(excess)) or 1.0
+    raised = np.expm1(order * gram)
+    # no less than v of the next participation, which is S or more after this one
+    following = np.maximum.accumulate(np.max(raised, axis=1)[::-1])[::-1]
+    following = np.pad(following, (0, size + 1 - bands))
+    weights = np.zeros((2 * bands - 1, n))  # η^j of d = −reach, …, reach, for each s
+    for d in range(bands):
+        one = raised[d, : n - d]
+        weights[reach - d, d:] = law[: n - d] * one
+        weights[reach + d, : n - d] = law[d:] * one * (1 + following[size - d])
+    largest = np.max(weights, axis=1)
+    second = np.zeros(2 * bands - 1)
+    for i in range(2 * bands - 1 - size):
+        second[i] = largest[i + size :] @ (1 + excess[size : 2 * bands - 1 - i])
+    with_second = largest * (1 + second)
+    overlaps = np.correlate(np.pad(excess, reach), with_second, "valid")[max(size - reach, 0) :]
+    r = 1 + limit
+    for _ in range(_PASSES):
+        r = min(r, 1 + _added(r * overlaps, size, limit))
+    total = np.sum(largest)
+    pairs = np.correlate(with_second, largest, "full") / total
+    overlaps = np.correlate(np.pad(excess, 2 * reach), pairs, "valid")[size:]
+    added = total * _added(r * overlaps, size, limit)
+    once, twice = np.sum(weights, axis=0), second @ weights
+    return unit.log_mean, np.log1p(once + np.minimum(added, once * (r - 1)) + twice * r)
