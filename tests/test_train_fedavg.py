@@ -191,7 +191,7 @@ def test_a_report_is_verified_and_a_better_one_is_not(data, tmp_path):  # noqa: 
     verified(facts, [{"clipping": facts["clipping"] | {"sensitivity": 0.5}}])
     # a run that was stopped goes on, and with other local steps it does not
     variant = dataclasses.replace(settings, local_epochs=1)
-    with pytest.raises(UsageError, match="settings"):
+    with pytest.raises(UsageError, match="local_epochs = 1"):
         execute(prepare(variant, resume=True))
     prepare(settings, resume=True).close()
 
