@@ -362,6 +362,8 @@ def a_copy_of_the_process():
     kept = ledger.begin(np.arange(8, dtype=np.uint32) + 1)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(UsageError, match="copy of the process"):
+            kept.store(Path("copy.ledger"))
         kept.release(0, b"0")
 
 

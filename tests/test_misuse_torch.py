@@ -163,17 +163,6 @@ def a_centre_loss(loop, batch):
     loop.backward(batch, centre_loss)
 
 
-def losses_reweighted(loop, batch):
-    weights = torch.ones(len(batch[0]))
-
-    def reweighted(model, part):
-        value = loss_of(model, part)
-        weights[0] += float(value.detach())
-        return value * float(weights[0])
-
-    loop.backward(batch, reweighted)
-
-
 def a_memory_that_no_attribute_shows(loop, batch):
     memory = iter(range(1, 100))
     loop.backward(batch, lambda m, b: next(memory) * 1e-3 * loss_of(m, b))
@@ -218,7 +207,6 @@ PASSES = {
     mining_of_hard_examples: "did not come from the run's loader",
     a_running_centre: r"loss.*centre = 'state'.*changed by a private pass",
     a_centre_loss: r"loss.*centres.* = 'state'.*changed by a private pass",
-    losses_reweighted: "weights.*changed by a private pass",
     a_memory_that_no_attribute_shows: "contribution of an example = 'not its own'",
     a_refused_sum_released: "units = 0",
     rows_mixed_up: "mixed by add",
@@ -243,13 +231,10 @@ PASSES = {
         "loss = <lambda>: does not call the module"
     ),
     lambda loop, batch: loop.backward(batch, lambda m, b: m(b[0])): "must give a scalar",
-    lambda loop, batch: loop.run.backward(run_tests.network(), loss_of, batch): (
-        "not in both: no noise, or noise only"
-    ),
 }
 
 
-@pytest.mark.parametrize("number", range(29))
+@pytest.mark.parametrize("number", range(27))
 def test_a_wrong_pass_is_refused(number):
     wrong, match = list(PASSES.items())[number]
     loop = Loop()
@@ -567,13 +552,7 @@ def loss_before_module():
     loop.run.backward(loss_of, loop.model, loop.batch())
 
 
-@refused(r"loss = cross_entropy: is called as loss\(module, batch\)")
-def loss_of_outputs():
-    loop = Loop()
-    loop.backward(loop.batch(), torch.nn.functional.cross_entropy)
-
-
-@refused(r"raised TypeError: .*must be Tensor, not list.*module\(batch\[0\]\)")
+@refused(r"loss = <lambda>: is called as loss\(module, batch\), and raised TypeError: .*not list")
 def a_module_called_with_the_whole_batch():
     loop = Loop()
     loop.backward(loop.batch(), lambda model, batch: model(batch).sum())
@@ -672,6 +651,15 @@ def settings_changed_in_a_run():
             setattr(run, name, getattr(run, name))
             return
     run.stream.clip_norm = 0.1
+
+
+@refused(r"module\.mean.*changed by a private pass")
+def another_mode_within_a_step():
+    loop = Loop(model_that(lambda model, x: 0 if model.training else moved_buffer(model, x)))
+    x, y = loop.batch()
+    loop.backward((x[:1], y[:1]))
+    loop.model.eval()
+    loop.backward((x[1:], y[1:]))
 
 
 @refused("gradient 0 for every example")

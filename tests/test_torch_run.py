@@ -146,7 +146,9 @@ def test_physical_batches_of_opacus_make_one_noised_step():
 
 
 @pytest.mark.parametrize(("microbatch", "workers"), [(None, 0), (2, 0), (None, 1)])
-def test_steps_without_opacus_are_those_of_the_plain_pieces(microbatch, workers):
+def test_steps_without_opacus_are_those_of_the_plain_pieces(microbatch, workers, monkeypatch):
+    # as a worker sees those of the process that it was forked from
+    monkeypatch.setattr(torch.cuda, "default_generators", (torch.Generator(),))
     path = expected_path()
     run, model, optimizer = plain()
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)

@@ -112,7 +112,12 @@ class Ledger:
         return max((n + 1 for n, digest in self._digests.items() if digest != _LOST), default=0)
 
     def store(self, path: Path) -> Path:
-        """The file of a key that is stored from now on: at ``path`` unless it has one."""
+        """The file of a key that is stored from now on: at ``path`` unless it has one.
+
+        Raises:
+          UsageError: this is a copy of the process.
+        """
+        self._refuse_copy()
         if self._path is None:
             self._open(path)
         self._write_lines(self.next_step - 1)
@@ -202,11 +207,7 @@ class Ledger:
           UsageError: it was released with another sum; or this is a copy of the process.
           OSError: the file has no space for it: then no noise may be made.
         """
-        if os.getpid() != self._process:
-            rule = "is a copy of the process that the run lives in: both would release the same"
-            rule += " noise"
-            way_out = "Train in one of them; or make the run after the fork."
-            raise _check.reject("process", os.getpid(), rule, way_out)
+        self._refuse_copy()
         digest = hashlib.sha256(content).hexdigest()[:32]
         if step not in self._digests:
             self._digests[step] = digest
@@ -220,6 +221,13 @@ class Ledger:
             raise _check.reject("state", f"step {step}", rule, way_out)
         if self._path is not None:
             self._write_lines(step)
+
+    def _refuse_copy(self) -> None:
+        if os.getpid() != self._process:
+            rule = "is a copy of the process that the run lives in: both would release the same"
+            rule += " noise"
+            way_out = "Train and save in that process; or make the run after the fork."
+            raise _check.reject("process", os.getpid(), rule, way_out)
 
     def _write_lines(self, step: int) -> None:
         """Write the lines that the file lacks, or nothing of them, and reserve ``step``.

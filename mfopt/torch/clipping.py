@@ -74,7 +74,7 @@ class Examples:
           function: of (what calls the module, *tensors of one example), some tensors.
           parts: tensors, examples along the first axis.
         """
-        if self.module in _one_by_one:
+        if self.module in _one_by_one and not self._spread:
             return self._one_by_one(function, parts)
 
         def of_one(

@@ -50,11 +50,11 @@ class PrivateStrategy(SingleDeviceStrategy):
         """Attach the run to the module's optimizer; refuse what would change its steps."""
         super().setup_optimizers(trainer)
         if clip := trainer.gradient_clip_val:
-            rule, way_out = "has no effect on a private step", "Leave it out: a run clips."
-            raise _check.reject("gradient_clip_val", clip, rule, way_out)
+            rule = "has no effect on a private step"
+            raise _check.reject("gradient_clip_val", clip, rule, "Leave it out: a run clips.")
         if trainer.precision == "16-mixed":
             rule = "needs a GradScaler, which would leave out steps"
-            raise _check.reject("precision", trainer.precision, rule, "Take 'bf16-mixed'.")
+            raise _check.reject("precision", "16-mixed", rule, "Take 'bf16-mixed'.")
         self.run.attach(self.optimizers[0])
         self._whole = _OneStep(self.lightning_module)
         # what Lightning wraps them in is made anew, of attached ones
@@ -67,13 +67,19 @@ class PrivateStrategy(SingleDeviceStrategy):
         self._batch = (batch, *rest)
         return torch.zeros((), device=self.root_device)
 
-    def backward(self, *arguments: Any, **named: Any) -> Any:
+    def backward(self, *_: Any, **__: Any) -> Any:
         """Add the batch's clipped gradients to the run's sum.
 
-        What ``manual_backward`` would add is refused, as any gradient of rows of the loader.
+        Raises:
+          UsageError: called by ``manual_backward``, whose gradients would not be clipped.
         """
         if not self._batch:
-            return super().backward(*arguments, **named)
+            raise _check.reject(
+                "manual_backward",
+                "called",
+                "is not clipped",
+                "Call run.backward(self, loss, batch) in its place.",
+            )
         (batch, *rest), self._batch = self._batch, ()
         module = self._whole.module
         # left out is what it logs: one example's numbers, and batched ones inside vmap

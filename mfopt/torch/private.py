@@ -73,8 +73,8 @@ def make_private(
     _check.choice("loss_reduction", loss_reduction, ("mean", "sum"))
     _check.kind("module", module, torch.nn.Module)
     if any(map(checks.is_shard, module.parameters())):
-        rule, way_out = "has parameters of fully_shard", "Use PrivateRun and run.backward."
-        raise _check.reject("module", module, rule, way_out)
+        way_out = "Use PrivateRun and run.backward."
+        raise _check.reject("module", module, "has parameters of fully_shard", way_out)
     run = PrivateRun(
         factorization,
         population_of(dataset),

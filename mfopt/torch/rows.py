@@ -181,7 +181,8 @@ def units_of(tensors: Iterable[object]) -> tuple[int, ...]:
 @contextlib.contextmanager
 def seeded() -> Iterator[None]:
     """Random numbers begin at seed 0 inside, and go on as before after it."""
-    of_cuda = torch.cuda.default_generators  # none before its first use
+    # a worker that was forked sees them, and cannot use them
+    of_cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=range(len(of_cuda))):
         for generator in (torch.default_generator, *of_cuda):

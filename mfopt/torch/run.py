@@ -162,7 +162,7 @@ class PrivateRun:
         self._optimizer: torch.optim.Optimizer | None = None
         self._process = os.getpid()
         self._module = torch.nn.Module()  # of the last pass
-        self._probes = 0  # passes that were probed
+        self._probes = 0  # steps whose first pass was probed
         self._modes: tuple[bool, ...] = ()  # of the layers in the last pass, whether they train
         # drops what was summed of a step that was not released
         self.forget: Callable[[], None] = self._drop
@@ -278,7 +278,7 @@ class PrivateRun:
     ) -> tuple[tuple[int, ...], bool]:
         """(units of the rows of ``tensors``, whether their pass through ``module`` is probed).
 
-        The first two of a run are, those in another mode, and drawn ones; in a step only the first.
+        Those of the first two steps are, those in another mode, and drawn ones.
 
         Raises:
           UsageError: rows that are not each of one unit, no optimizer that has what is trained.
@@ -287,14 +287,14 @@ class PrivateRun:
         checks.refuse_uncovered(module, self.parameters)
         units = rows.units_of(tensors)
         self._module = module
-        if self.units or not units:
+        if not units:
             return units, False
         modes = tuple(layer.training for layer in module.modules())
         # unknown without the run's secret
         draws = random.Random(f"mfopt probe {self.sampler.state_dict()['seed']} {self.step}")
         drawn = draws.random() * probe.RATE < 1
         drawn |= modes != self._modes or self._probes < 2
-        self._modes, self._probes = modes, self._probes + drawn
+        self._modes, self._probes = modes, self._probes + (drawn and not self.units)
         return units, drawn
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
