@@ -16,7 +16,7 @@ from tokenizers import models
 
 from mfopt.errors import FailureError, UsageError
 from mfopt.training.data import HoldOut, TokenStore, open_parts
-from mfopt.training.data.build import Options, build
+from mfopt.training.data.build import Options, build, read_report
 from mfopt.training.data.sources import JsonLines, format_of
 from mfopt.training.data.stats import summary
 from mfopt.training.tokenizers import END_OF_TEXT, Tokenizer
@@ -97,26 +97,31 @@ def test_a_tokenizer_without_end_is_refused():
 
 
 def test_a_build_against_a_loop(tmp_path, tokenizer):
+    out = tmp_path / "out"
+    written = out / "report.json"
     path = write_rows(tmp_path / "rows.jsonl")
     source = JsonLines([path], "user", "text")
-    report = build(source, tmp_path / "out", tokenizer=tokenizer, options=SKIP)
+    report = build(source, out, tokenizer=tokenizer, options=SKIP)
     expected = {}
     for line in path.read_text().splitlines():
         if line != "broken":
             row = json.loads(line)
             tokens = [*tokenizer.backend.encode(row["text"]).ids, tokenizer.end_id]
             expected.setdefault(row["user"], []).append(tokens)
-    store = open_parts(tmp_path / "out")["train"]
+    store = open_parts(out)["train"]
     assert as_dict(store) == expected
     store.verify()
     assert report["reading"]["train"]["bad"] == {"not JSON": 8}
     assert len(report["reading"]["train"]["examples"]) == 8
-    assert report == json.loads((tmp_path / "out" / "report.json").read_text())
-    assert store.metadata["tokenizer_digest"] == Tokenizer.load(tmp_path / "out").digest
-    assert str(tmp_path) not in (tmp_path / "out" / "report.json").read_text()
+    assert report == json.loads(written.read_text())
+    assert store.metadata["tokenizer_digest"] == Tokenizer.load(out).digest
+    assert str(tmp_path) not in written.read_text()
+    for damaged in ({"plan": {"source": 1}}, {"reading": {"train": {}}}):
+        written.write_text(json.dumps(report | damaged))
+        assert read_report(out) == {}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "rows.jsonl"]
     # private text is its owner's alone
-    folders = [tmp_path / "out", tmp_path / "out" / "train"]
+    folders = [out, out / "train"]
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
 
 

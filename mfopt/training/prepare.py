@@ -35,7 +35,6 @@ from mfopt.training.folder import (
 )
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
-from mfopt.training.models.huggingface import read_config
 from mfopt.training.optimizers import make_optimizer, schedule
 from mfopt.training.secrets import RunSecret
 from mfopt.training.tokenizers import FILE_NAME as TOKENIZER_FILE
@@ -81,9 +80,7 @@ class Prepared:
 
     def report(self, steps_done: int) -> JsonObject | None:
         """The privacy report after so many steps."""
-        if self.public_report is None:
-            return None
-        return self.public_report | {"steps_done": steps_done}
+        return self.public_report and self.public_report | {"steps_done": steps_done}
 
     def close(self) -> None:
         """Let go of the output folder."""
@@ -97,10 +94,8 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> bool:
     """
     check_folder(Path(config.output), resume)
     screen.check(config)
-    if initial_model.made_elsewhere(config.model):
+    if initial_model.outline(config, vocab_size=1) is None:
         initial_model.maker_of(config)
-    elif config.model:
-        read_config(config.model)
     return make_folder(Path(config.output))
 
 
@@ -132,8 +127,12 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     for line in screen.lines(parts, _folder_of_data(config), config):
         _tell(progress, line)
     begun = Path(config.model)
-    is_exported = begun.name == MODEL and (begun.parent / "config.toml").is_file()
-    if is_exported and earlier is None and config.algorithm != "none":
+    if (
+        begun.name == MODEL
+        and (begun.parent / "config.toml").is_file()
+        and earlier is None
+        and config.algorithm != "none"
+    ):
         note = "was trained without privacy: no guarantee covers the data it was trained on"
         _tell(progress, f"warning: {config.model} {note}")
     if config.in_chunks:
@@ -165,7 +164,13 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     if mesh.size > 1:  # of these, too, no device holds more than its share
         arrays = {"params": model.params, "frozen": model.frozen}
         model = dataclasses.replace(model, **jax.tree.map(np.array, arrays))
+    rate = config.learning_rate or (
+        privacy.fitted_rate(execution, config.optimizer, move=config.move, momentum=config.momentum)
+        if account
+        else RATE_WITHOUT_NOISE
+    )
     facts = config.fixed | {
+        "learning_rate": rate,
         "data": train.digest,
         "model": model_digest,
         "tokenizer": train.metadata.get("tokenizer_digest", ""),
@@ -173,12 +178,6 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
         "validation": validation and validation.describe(),
         "continues": earlier and hashlib.sha256(json.dumps(earlier).encode()).hexdigest(),
     }
-    rate = config.learning_rate or (
-        privacy.fitted_rate(execution, config.optimizer, move=config.move, momentum=config.momentum)
-        if account
-        else RATE_WITHOUT_NOISE
-    )
-    facts["learning_rate"] = rate
     public_report = None
     if account is not None and guarantee is not None:
         guarantee = privacy.with_grid(guarantee, execution, model.num_params)

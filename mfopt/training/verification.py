@@ -220,7 +220,7 @@ def _alone(
 ) -> Guarantee:
     """The statement that follows for the run alone."""
     statement = privacy.statement(
-        account, execution, privacy_unit=stated.privacy_unit, black_box=bool(facts["black_box"])
+        account, execution, privacy_unit=stated.privacy_unit, black_box=facts["black_box"]
     )
     return privacy.with_grid(
         statement, execution, _check.integer("parameters", facts["parameters"])

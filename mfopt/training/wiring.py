@@ -73,11 +73,10 @@ def account_of(
         # the file's C at a target of the run's own: for groups, which the file is not made for
         strategy = optimized.strategy
         scheme = optimized.sampling
-    epsilon = config.epsilon
-    delta = config.delta
+    target = config.epsilon, config.delta
     group = config.group_size
     if config.algorithm == "group":
-        epsilon, delta = one_unit_target(epsilon, delta, group)
+        target = one_unit_target(*target, group)
         group = 1
     sampled = scheme or config.scheme()
     accounted = Mechanism(
@@ -90,11 +89,11 @@ def account_of(
     path = folder / ACCOUNT
     kept = resuming and path.is_file()
     if not kept and jax.process_index() == 0:
-        solved = privacy.solved(accounted, epsilon, delta)
+        solved = privacy.solved(accounted, *target)
         write_json(path, solved.guarantee.describe())
         proofs.note(solved)
     meshes.wait_for_lead("account")
-    return _read(path, accounted, (epsilon, delta), progress if kept else None)
+    return _read(path, accounted, target, progress if kept else None)
 
 
 def _proved(

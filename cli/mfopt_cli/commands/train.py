@@ -82,7 +82,12 @@ class _TrainCommand(options.Command):
     "Like --resume, from the checkpoint of this step; later ones are written again.",
 )
 @option("--show-config", bool, "Print the resolved settings as TOML and stop.")
-@option("--report-only", bool, "Check everything, print the report and stop.")
+@option(
+    "--report-only",
+    bool,
+    "Check everything, print the report and stop.",
+    excludes=("resume", "resume_from"),
+)
 @options.json_flag
 @options.quiet
 @option(
@@ -115,12 +120,12 @@ def command(arguments: SimpleNamespace) -> None:
     from mfopt.training.config import TrainConfig, load
     from mfopt.training.data import screen
 
-    config, resume_from = arguments.config, arguments.resume_from
+    resume_from = arguments.resume_from
     flags = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(TrainConfig)}
     flags["sampling"] = _sampling(arguments.epochs, arguments.iters, flags["sampling"])
     if resume_from is not None:
         _check.integer("resume_from", resume_from, at_least=0)
-    settings = load(config, flags if config else _completed(flags))
+    settings = load(arguments.config, flags if arguments.config else _completed(flags))
     if arguments.show_config:
         click.echo(settings.to_toml(), nl=False)
         return
@@ -205,11 +210,12 @@ def _with_factorization(settings: Any, progress: Report) -> Any:
     from mfopt.optimize import Form, Question, Target, factorize
     from mfopt.training.mesh import wait_for_lead
 
-    path, scheme = Path(settings.output) / "factorization.npz", settings.scheme()
-    if settings.strategy == "optimized" and scheme.run_adjacency != "add-remove":
+    path = Path(settings.output) / "factorization.npz"
+    scheme = settings.scheme()
+    form = Form(None if settings.strategy == "optimized" else settings.strategy)
+    if form.strategy is None and scheme.run_adjacency != "add-remove":
         # a file states add-remove adjacency; for another one C = I alone has an account
         return dataclasses.replace(settings, strategy="identity")
-    form = Form(None if settings.strategy == "optimized" else settings.strategy)
     # the best C for a group is near that for one of its units at a share of ε
     target = settings.epsilon / max(1, settings.group_size), settings.delta
     if not path.is_file() and jax.process_index() == 0:

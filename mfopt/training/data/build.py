@@ -92,7 +92,7 @@ def build(
     plan: JsonObject = {
         "mfopt": __version__,
         "source": source.describe(),
-        "public": None if public is None else public.describe(),
+        "public": public and public.describe(),
         "tokenizer": tokenizer if ready is None else ready.digest,
         # what is skipped follows from the source
         "options": {k: v for k, v in dataclasses.asdict(options).items() if k != "skip_bad"},
@@ -170,17 +170,23 @@ def _written(
 def read_report(folder: Path) -> JsonObject:
     """The report of a build; empty where there is none, or a damaged one."""
     try:
-        return dict(json.loads((folder / REPORT).read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
+        report: JsonObject = json.loads((folder / REPORT).read_text("utf-8"))
+        for counts in report["reading"].values():
+            sum(counts["bad"].values(), counts["records"])
+        for description in map(report["plan"].get, ("source", "public")):
+            _text(description)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
+    return report
 
 
 def _text(description: JsonObject | None) -> object:
     """Return what tells a source's text from another, under any name and version of Python."""
-    files = (description or {}).get("files")
+    facts = description or {}
+    files = facts.get("files")
     if isinstance(files, list):
         return [file.get("sha256") for file in files]
-    return (description or {}).get("part")
+    return facts.get("part")
 
 
 def _texts(public: Any, progress: Report) -> Iterator[str]:
