@@ -125,11 +125,11 @@ def _read(
     except (OSError, ValueError, KeyError, TypeError) as problem:
         rule = f"is not an account of a run ({problem})"
         raise _check.reject("output", str(path), rule, _ANOTHER) from None
+    way_out = "Resume with what the run was started with (its config.toml), or start a new run."
     if not (is_equal and stated.epsilon <= target[0] and stated.delta <= target[1]):
         rule = f"differs from the run, whose account ({path}) is {stated}"
-        way_out = "Resume with what the run was started with (its config.toml), or start a new run."
         raise _check.reject("resume", "epsilon, delta, sampling or unit", rule, way_out)
-    return _proved(account, progress, _ANOTHER, f"{path} could not be proved: ")
+    return _proved(account, progress, way_out, f"{path} could not be proved: ")
 
 
 @dataclasses.dataclass(frozen=True)
