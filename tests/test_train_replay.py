@@ -53,8 +53,8 @@ def test_a_run_of_another_program_ends_elsewhere(data, tmp_path, monkeypatch):  
         patch.setattr(Sampler, "batch", every_other)
         folder = ran(data, tmp_path / "run")
     replayed = replay(folder)
-    assert "params" in replayed.differences and "noise" not in replayed.differences
-    assert "DIFFERENT: " in str(replayed)
+    assert "parameters" in replayed.differences and "noise" not in replayed.differences
+    assert "DIFFERENT: parameters" in str(replayed)
 
 
 def test_what_cannot_be_executed_again_is_refused(data, tmp_path):  # noqa: F811

@@ -88,7 +88,12 @@ def replay(folder: str | Path, progress: Report = silent) -> Replay:
                     checkpoints.restore(like, prepared.secret, end).facts["arrays"]
                     for checkpoints in (original, repeated)
                 )
-            differences = [part for part in before if before[part] != after[part]]
+            parts = {
+                "parameters": "params",
+                "state of the optimizer": "optimizer",
+                "noise": "noise",
+            }
+            differences = [name for name, part in parts.items() if before[part] != after[part]]
             differences += _of_files(folder, copy)
         return Replay(begin, end, tuple(differences))
     finally:

@@ -90,7 +90,7 @@ def account_of(
     kept = resuming and path.is_file()
     if not kept and jax.process_index() == 0:
         solved = privacy.solved(accounted, *target)
-        write_json(path, solved.guarantee.describe())
+        write_json(path, solved.guarantee.describe() | {"sampling": sampled.describe()})
         proofs.note(solved)
     meshes.wait_for_lead("account")
     return _read(path, accounted, target, progress if kept else None)
@@ -118,11 +118,13 @@ def _read(
 ) -> Factorization:
     """The account in a run's file. With ``progress`` anybody may have written it: it is proved."""
     try:
-        stated = Guarantee.from_description(json.loads(path.read_text()))
+        facts = json.loads(path.read_text())
+        scheme = facts.pop("sampling")
+        stated = Guarantee.from_description(facts)
         account = privacy.account_for(accounted, stated)
         _check.noise_multiplier(account.noise_multiplier)
-        is_equal = account.mechanism == accounted
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+        is_equal = scheme == accounted.sampling.describe() and account.mechanism == accounted
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         rule = f"is not an account of a run ({problem})"
         raise _check.reject("output", str(path), rule, _ANOTHER) from None
     way_out = "Resume with what the run was started with (its config.toml), or start a new run."
