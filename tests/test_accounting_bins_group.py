@@ -142,7 +142,7 @@ def test_groups_whose_pilots_take_long_are_bounded_without_samples(monkeypatch):
 
 
 def test_overlaps_that_do_not_fit_are_refused_before_they_are_made():
-    mechanism = Mechanism(BallsInBins(10**6, 1), BandedToeplitz(np.array([1.0, 0.5])), 2)
+    mechanism = Mechanism(BallsInBins(10**6, 1), BandedToeplitz([1.0, 0.5]), 2)
     for question in (
         balls_in_bins.whole_profile,
         lambda one: account(one, epsilon=1.0, delta=1e-6),

@@ -210,10 +210,8 @@ def test_scaling_c_scales_sigma():
     from mfopt.strategies import BandedToeplitz
 
     scheme = CyclicPoisson(0.2, 2, 40)
-    whole = account(
-        Mechanism(scheme, BandedToeplitz(np.array([1.0, 0.6]))), epsilon=1.0, delta=1e-5
-    )
-    half = account(Mechanism(scheme, BandedToeplitz(np.array([0.5, 0.3]))), epsilon=1.0, delta=1e-5)
+    whole = account(Mechanism(scheme, BandedToeplitz([1.0, 0.6])), epsilon=1.0, delta=1e-5)
+    half = account(Mechanism(scheme, BandedToeplitz([0.5, 0.3])), epsilon=1.0, delta=1e-5)
     assert half.noise_multiplier == pytest.approx(whole.noise_multiplier / 2, rel=1e-5)
 
 

@@ -168,7 +168,7 @@ def test_a_spacing_beyond_floats_takes_mass_away_only():
     assert 0 < actual.mass.sum() + actual.infinite <= 1
 
 
-TWO_BANDS = strategies.BandedToeplitz(np.array([1.0, 0.5]))
+TWO_BANDS = strategies.BandedToeplitz([1.0, 0.5])
 FAINT = {
     "poisson": Mechanism(Poisson(0.01, 2000)),
     "fixed batches": Mechanism(FixedBatch(50, 1000, 40), adjacency="replace"),

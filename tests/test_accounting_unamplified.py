@@ -205,7 +205,7 @@ def test_rounds_are_scaled_by_the_largest_column_norm():
     from mfopt import strategies as S
     from mfopt.accounting.loss_distribution import poisson
 
-    strategy = S.BandedToeplitz(np.array([1.0, 0.5]))
+    strategy = S.BandedToeplitz([1.0, 0.5])
     norms = np.linalg.norm(np.asarray(strategy.materialize(6)), axis=0)
     scale, _ = poisson._scale(strategy, 6, 2)
     assert norms.mean() < 0.99 * norms.max() <= 0.99 * scale < norms.max()

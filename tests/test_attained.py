@@ -108,7 +108,7 @@ def test_attacks_on_separated_steps_lie_below_the_mixture(size):
         modes = (modes[:, None] + modes).reshape(-1, n)
         weights = np.outer(weights, weights).ravel()
     truth, _ = plain.mixture(modes, sigma, epsilon, chances=weights, samples=5_000)["remove"]
-    mechanism = Mechanism(scheme, BandedToeplitz(np.array([1.0, 0.5])), group_size=size)
+    mechanism = Mechanism(scheme, BandedToeplitz([1.0, 0.5]), group_size=size)
     below = math.exp(attained.attacks(mechanism)(sigma).log_delta_below(epsilon))
     assert 0.9 * truth < below < truth * 1.01
 

@@ -17,7 +17,7 @@ from mfopt.sampling import BallsInBins, FreshBins
 
 SCHEMES = BallsInBins(4, 2), FreshBins(4, 2)
 QUESTION = asked(2.0, 1e-3)
-GOOD, BAD = S.BLT(np.array([0.3]), np.array([0.6])), S.BandedToeplitz(np.array([1.0, 0.9]))
+GOOD, BAD = S.BLT([0.3], [0.6]), S.BandedToeplitz([1.0, 0.9])
 
 
 def result(strategy, loss=0.0):
@@ -152,7 +152,7 @@ def test_a_search_without_any_certificate_is_kept(searched, proved):
 
 @pytest.mark.parametrize("loss", [-5.0, 9.0, np.inf])
 def test_an_interrupt_keeps_the_best(searched, proved, loss):
-    unfinished = result(S.BandedToeplitz(np.array([1.0, 0.5])), loss)
+    unfinished = result(S.BandedToeplitz([1.0, 0.5]), loss)
     searched[1]["fresh-bins", "banded-toeplitz"] = InterruptedOptimization(unfinished)
     scheme, strategy, interrupted, record = auto.least_error(SCHEMES, QUESTION, 3)
     assert interrupted and record["tried"][3]["problem"] == "interrupted"

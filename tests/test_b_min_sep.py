@@ -115,7 +115,7 @@ def test_ceiling_of_a_mean_is_no_less_than_the_largest_of_all_patterns(case, ord
 @float64
 def test_ceiling_of_a_mean_holds_for_participations_at_the_least_distance(scheme, rest, order):
     """They are the worst: without the bound of what they add to each other it is below the mean."""
-    likelihood = BMinSepLaw(scheme).loss(BandedToeplitz(np.array([1.0, rest]))).likelihood
+    likelihood = BMinSepLaw(scheme).loss(BandedToeplitz([1.0, rest])).likelihood
     scaled, steps = likelihood.scaled(2.0), np.arange(0, scheme.iterations, scheme.separation)
     log_mean, cost = separated_ceilings.prices(
         scaled.gram, scheme.separation, scheme.probability, order, np.zeros(scheme.iterations)
@@ -148,7 +148,7 @@ def test_what_is_not_known_is_refused():
     class Other(BMinSep):
         kind = "b-min-sep-test-of-subclass"
 
-    four = BandedToeplitz(np.array([1.0, 0.5, 0.3, 0.1]))
+    four = BandedToeplitz([1.0, 0.5, 0.3, 0.1])
     for call, match in (
         (lambda: BMinSep(8, 2, 8), "balls-in-bins"),
         (lambda: BMinSepLaw(BMinSep(8, 2, 3)).check(four), r"many bands as its separation \(3\)"),

@@ -34,7 +34,7 @@ def test_every_registered_kind_conforms(kind):
 
 @pytest.mark.release
 def test_a_blt_of_another_scale_conforms():
-    example = S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9]), gain=0.3)
+    example = S.BLT([0.3, 0.1], [0.5, 0.9], gain=0.3)
     check_strategy(example, SCHEME)
     # a gain of 1 is not written, so that files of version 0.1.0 keep their digest
     assert set(example.arrays()) == {"scale", "decay", "gain"}

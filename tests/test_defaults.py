@@ -123,7 +123,7 @@ def test_an_interrupt_keeps_the_better_so_far(steps_before):
 
 
 def test_a_start_says_which_forms_are_searched():
-    blt = S.BLT(np.array([0.3, 0.2, 0.1, 0.1]), np.array([0.9, 0.5, 0.3, 0.1]))
+    blt = S.BLT([0.3, 0.2, 0.1, 0.1], [0.9, 0.5, 0.3, 0.1])
     optimum = searched(init=blt, steps=1)
     assert optimum.strategy.kind == "blt" and optimum.forms == {}
     assert searched(init=starts.wave(4), steps=1).strategy.kind == "wave-blt"

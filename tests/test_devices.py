@@ -25,9 +25,9 @@ from mfopt.workloads import PrefixSums
 
 SCHEME = BallsInBins(bins=4, epochs=2)
 SIGMA, EPSILON, DELTA = 1.5, 1.0, 1e-3
-C = BLT(np.array([0.3]), np.array([0.7]))
+C = BLT([0.3], [0.7])
 LARGE, SMALL = [(SCHEME, C, 30_000)], [(SCHEME, C, 8192)]  # four chunks, and one for two processes
-THROWN_AFRESH = FreshBins(bins=4, epochs=2), BandedToeplitz(np.array([1.0, 0.4, 0.2])), 9000
+THROWN_AFRESH = FreshBins(bins=4, epochs=2), BandedToeplitz([1.0, 0.4, 0.2]), 9000
 
 
 def certified(cases):

@@ -30,7 +30,7 @@ N = SCHEME.iterations
 
 def record(strategy=None, workload=None, sigma=1.25, scheme=SCHEME):
     """A factorization with something in every field."""
-    blt = S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9]))
+    blt = S.BLT([0.3, 0.1], [0.5, 0.9])
     return Factorization(
         strategy=blt if strategy is None else strategy,
         noise_multiplier=sigma,
@@ -116,7 +116,7 @@ def test_digest_names_the_mechanism_and_nothing_else():
     assert dataclasses.replace(reference, workload=every_workload(N)[1]).digest == reference.digest
     assert dataclasses.replace(reference, provenance={}).digest == reference.digest
     variants = [
-        record(S.BLT(np.array([0.3, 0.1]), np.array([0.5, np.nextafter(0.9, 1)]))),
+        record(S.BLT([0.3, 0.1], [0.5, np.nextafter(0.9, 1)])),
         record(sigma=np.nextafter(1.25, 2)),
         record(scheme=BallsInBins(bins=2, epochs=4)),
         record(S.Toeplitz(np.asarray(reference.strategy.toeplitz_coefs(N)))),
@@ -128,7 +128,7 @@ def test_record_refuses_what_does_not_belong_together():
     with pytest.raises(UsageError, match="differs from the guarantee"):
         dataclasses.replace(record(), noise_multiplier=1.0)
     with pytest.raises(UsageError, match=">= 0"):
-        record(S.Toeplitz(np.array([1, -0.5, *[0.0] * 6])))
+        record(S.Toeplitz([1, -0.5, *[0.0] * 6]))
     with pytest.raises(UsageError, match="noise_multiplier"):
         record(sigma=0.0)
 

@@ -36,7 +36,7 @@ def own_folder(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def certified():
     """A statement that the first round of a certificate proves: σ a little above the least."""
-    strategy = S.BandedToeplitz(np.array([1.0, 0.5]))
+    strategy = S.BandedToeplitz([1.0, 0.5])
     plain = Factorization(
         strategy, 1.0, SCHEME, workloads.PrefixSums(), Guarantee(2.0, 1e-3, 1.0, status="estimate")
     )
@@ -53,7 +53,7 @@ def with_sigma(factorization, sigma):
 
 def test_a_group_is_proved_again_by_the_statement_itself():
     """A search for its least ε, which ends above it by chance, refused most of these."""
-    mechanism = Mechanism(SCHEME, S.BandedToeplitz(np.array([1.0, 0.5])), group_size=3)
+    mechanism = Mechanism(SCHEME, S.BandedToeplitz([1.0, 0.5]), group_size=3)
     stated = account(mechanism, epsilon=4.0, delta=1e-4, seed=0)
     for _ in range(4):
         assert proofs.prove(mechanism, stated.noise_multiplier, stated).epsilon == 4.0
@@ -81,7 +81,7 @@ def test_a_note_is_about_one_statement(certified, tmp_path):
     for name, value in edits.items():
         changed = dataclasses.replace(certified.guarantee, **{name: value})
         assert not dataclasses.replace(certified, guarantee=changed).proved_here, name
-    other_c = dataclasses.replace(certified, strategy=S.BandedToeplitz(np.array([1.0, 0.6])))
+    other_c = dataclasses.replace(certified, strategy=S.BandedToeplitz([1.0, 0.6]))
     assert not other_c.proved_here
 
 
@@ -291,7 +291,7 @@ def test_a_statement_of_fresh_bins_is_certified_as_it_stands(monkeypatch):
 
     monkeypatch.setattr(proofs, "certify", certified)
     monkeypatch.setattr(proofs, "analysis", None)  # a search for ε would end a little above it
-    strategy = S.BandedToeplitz(np.array([1.0, 0.5]))
+    strategy = S.BandedToeplitz([1.0, 0.5])
     mechanism = Mechanism(FreshBins(4, 3), strategy)
     stated = Guarantee(1.0, 1e-5, 2.0, status="certified")
     assert proofs.prove(mechanism, 2.0, stated).privacy_unit == "example"

@@ -14,10 +14,10 @@ from mfopt.workloads import Momentum, PrefixSums
 N = 24
 RNG = np.random.default_rng(7)
 STRATEGIES = {
-    "blt": strategies.BLT(np.array([0.2, 0.1]), np.array([0.9, 0.4])),
+    "blt": strategies.BLT([0.2, 0.1], [0.9, 0.4]),
     "toeplitz": strategies.Toeplitz(np.append(1.0, 0.3 / np.arange(1, N))),
-    "banded": strategies.BandedToeplitz(np.array([1.0, 0.4, 0.1])),
-    "cleared-blt": strategies.ClearedBLT(np.array([0.3]), np.array([0.8]), (6,), (2,)),
+    "banded": strategies.BandedToeplitz([1.0, 0.4, 0.1]),
+    "cleared-blt": strategies.ClearedBLT([0.3], [0.8], (6,), (2,)),
     "dense": strategies.Dense(np.tril(RNG.uniform(0, 0.3, (N, N)), -1) + np.eye(N)),
 }
 STRATEGIES["scaled"] = strategies.TimeScaled(

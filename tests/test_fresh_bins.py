@@ -95,7 +95,7 @@ def test_a_c_of_one_band_is_sampled():
 @pytest.mark.release
 def test_a_group_is_not_answered_loosely():
     """4 units have ε = 23.5, 2 in many bins 3.1 where many more samples say 2.9."""
-    c = BandedToeplitz(np.array([1.0, 0.5, 0.25]))
+    c = BandedToeplitz([1.0, 0.5, 0.25])
     for scheme, units, limit in ((FreshBins(16, 16), 4, 24.2), (FreshBins(128, 16), 2, 3.3)):
         guarantee = account(
             Mechanism(scheme, c, group_size=units), noise_multiplier=2.0, delta=1e-5
@@ -196,7 +196,7 @@ def test_what_a_search_keeps_of_its_draws_gives_the_value_and_slope_of_all_that_
 
 @pytest.mark.release
 def test_one_bin_is_known_and_needs_no_samples():
-    scaled = TimeScaled(Identity(), np.array([1.0, 2.0, 0.5]), np.ones(3))
+    scaled = TimeScaled(Identity(), [1.0, 2.0, 0.5], np.ones(3))
     loss = FreshBinsLaw(FreshBins(1, 3)).loss(scaled)
     (bound,) = loss.free_bounds()
     norm = float(np.linalg.norm(np.asarray(scaled.materialize(3)).sum(axis=1)))
@@ -206,12 +206,12 @@ def test_one_bin_is_known_and_needs_no_samples():
         norm / gaussian.largest_mu(2.0, 1e-5), rel=1e-9
     )
     # a control: with a second bin there is something to draw
-    two = FreshBinsLaw(FreshBins(2, 3)).loss(BandedToeplitz(np.array([1.0, 0.5])))
+    two = FreshBinsLaw(FreshBins(2, 3)).loss(BandedToeplitz([1.0, 0.5]))
     assert not any(free_bound.exact for free_bound in two.free_bounds())
 
 
 def test_more_bands_than_bins_negative_entries_and_subclasses_are_refused():
-    scheme, blt = FreshBins(4, 3), BLT(np.array([0.4]), np.array([0.6]))
+    scheme, blt = FreshBins(4, 3), BLT([0.4], [0.6])
     wide, question = BandedToeplitz(np.ones(5)), {"noise_multiplier": 1.0, "delta": 1e-2}
     scaled, negative = TimeScaled(blt, np.ones(12), np.ones(12)), np.array([1.0, -0.1])
     for call, match in (
@@ -234,7 +234,7 @@ def test_an_overlap_beyond_float64_is_refused_and_the_free_bound_holds():
 
 def test_so_much_noise_that_no_amplification_gives_zero_is_answered_without_samples(monkeypatch):
     monkeypatch.setattr(FreshBinsLoss, "pilot", None)
-    mechanism = Mechanism(FreshBins(4, 3), BandedToeplitz(np.array([1.0, 0.5])))
+    mechanism = Mechanism(FreshBins(4, 3), BandedToeplitz([1.0, 0.5]))
     guarantee = account(mechanism, noise_multiplier=1e9, delta=1e-5)
     assert guarantee.epsilon == 0 and guarantee.status == "bound"
 
@@ -283,7 +283,7 @@ def test_every_unit_takes_part_once_in_each_epoch_and_keeps_its_bin_until_the_ne
 @pytest.mark.parametrize("epsilon", before_release([0.5, 8.0], 1))
 def test_a_second_moment_knows_about_sigma(epsilon):
     """Without samples, within 3%: of many assignments the privacy loss is nearly Gaussian."""
-    scheme, c = FreshBins(bins=8, epochs=16), BandedToeplitz(np.array([1.0, 0.4, 0.2]))
+    scheme, c = FreshBins(bins=8, epochs=16), BandedToeplitz([1.0, 0.4, 0.2])
     loss = FreshBinsLoss(FreshBinsLaw(scheme).exact(c))
     start = loss.start(epsilon, 1e-5)
     sampled = calibrate(loss, epsilon, 1e-5, samples=2**12, seed=1).noise_multiplier

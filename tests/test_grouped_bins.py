@@ -17,7 +17,7 @@ from mfopt.workloads import PrefixSums
 
 SCHEME = BallsInBins(bins=24, epochs=4)
 C = TimeScaled(
-    BLT(np.array([0.2, 0.1]), np.array([0.5, 0.95])),
+    BLT([0.2, 0.1], [0.5, 0.95]),
     np.exp(np.linspace(0.2, -0.1, 96)),
     np.exp(np.linspace(0.3, -0.3, 96)),
 )

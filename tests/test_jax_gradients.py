@@ -20,7 +20,7 @@ from mfopt.strategies import BLT
 
 RECORDS, CLIP, LENGTH, WIDTH = 12, 0.5, 3, 4
 FACTORIZATION = stated(
-    BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])),
+    BLT([0.3, 0.1], [0.5, 0.9]),
     BallsInBins(bins=2, epochs=3),
     1.0,
     status="certified",

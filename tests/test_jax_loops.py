@@ -16,7 +16,7 @@ PARAMS = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(4)}
 
 
 def make():
-    strategy = BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9]))
+    strategy = BLT([0.3, 0.1], [0.5, 0.9])
     return NoiseStream(strategy, iterations=N, noise_multiplier=2.0, clip_norm=0.5)
 
 

@@ -26,9 +26,9 @@ SETTINGS = {
 }
 KINDS = {
     "sqrt": strategies.SquareRoot(),
-    "blt": strategies.BLT(np.array([0.9, 0.5]), np.array([0.2, 0.1])),
+    "blt": strategies.BLT([0.9, 0.5], [0.2, 0.1]),
     "time-scaled": strategies.TimeScaled(
-        strategies.BLT(np.array([0.9, 0.5]), np.array([0.2, 0.1])), np.linspace(1, 2, 16)
+        strategies.BLT([0.9, 0.5], [0.2, 0.1]), np.linspace(1, 2, 16)
     ),
 }
 SCHEME = BallsInBins(8, 2)

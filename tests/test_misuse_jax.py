@@ -30,9 +30,7 @@ REFUSED, NANS, HARMLESS = {}, {}, {}
 
 
 def factorization(sigma=2.0):
-    return stated(
-        BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), SCHEME, sigma, status="certified"
-    )
+    return stated(BLT([0.3, 0.1], [0.5, 0.9]), SCHEME, sigma, status="certified")
 
 
 def loss(params, example):

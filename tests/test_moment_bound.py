@@ -203,7 +203,7 @@ def test_what_is_no_number_proves_nothing(monkeypatch):
 
 def test_a_shortfall_beyond_numerical_range_ends_the_search_for_a_better_bound():
     # raised by it, the linear program was refused, and the account ended in its error
-    mechanism = Mechanism(FreshBins(64, 2), S.BandedToeplitz(np.array([1.0, 0.5, 0.3])))
+    mechanism = Mechanism(FreshBins(64, 2), S.BandedToeplitz([1.0, 0.5, 0.3]))
     question = {"noise_multiplier": 1.57, "delta": 2.6e-8}
     guarantee = mfopt.account(mechanism, certificate="deterministic", **question)
     assert guarantee.epsilon == pytest.approx(3.174, rel=1e-3)

@@ -103,7 +103,7 @@ def test_pair_is_the_gram_matrix_of_dense_modes(kind):
 
 def test_pair_is_refused_where_the_lemma_does_not_hold():
     with pytest.raises(UsageError, match=">= 0"):
-        dominating_pair.exact(S.Toeplitz(np.array([1.0, -0.1, 0.0])), BallsInBins(3, 1))
+        dominating_pair.exact(S.Toeplitz([1.0, -0.1, 0.0]), BallsInBins(3, 1))
     with pytest.raises(UsageError, match="BallsInBins only"):
         dominating_pair.exact(S.Identity(), FixedOrder(3, 1))
 

@@ -18,7 +18,7 @@ from mfopt.strategies import BLT, BandedToeplitz, SquareRoot, TimeScaled
 EPOCHS, BINS = 3, 150
 STEPS = np.linspace(0, 1, EPOCHS * BINS)
 C = TimeScaled(
-    BLT(np.array([0.2, 0.1, 0.02]), np.array([0.5, 0.95, 0.995])),
+    BLT([0.2, 0.1, 0.02], [0.5, 0.95, 0.995]),
     np.exp(0.3 * np.cos(7 * STEPS)),
     np.exp(0.3 - 0.6 * STEPS),
 )
@@ -132,7 +132,7 @@ def test_a_pair_in_pieces_is_refused_where_it_is_not_that_of_its_matrix(small):
 
 @pytest.mark.parametrize(
     ("strategy", "in_pieces"),
-    [(C, True), (BandedToeplitz(np.array([1, 0.5, 0.2])), True), (SquareRoot(), False)],
+    [(C, True), (BandedToeplitz([1, 0.5, 0.2]), True), (SquareRoot(), False)],
 )
 def test_the_strategy_is_taken_in_pieces_where_bins_are_many(small, strategy, in_pieces):
     pair = dominating_pair.exact(strategy, BallsInBins(bins=BINS, epochs=EPOCHS))

@@ -232,7 +232,7 @@ def test_a_plainly_worse_start_is_not_examined_again(monkeypatch):
         return original_method(job, points, *arguments)
 
     monkeypatch.setattr(runs._Job, "_afresh", counted)
-    far = S.BandedToeplitz(np.array([1.0, 0.01]))
+    far = S.BandedToeplitz([1.0, 0.01])
     optimum = optimized("banded-toeplitz", samples=128, init=far)
     optimized("banded-toeplitz", samples=128, init=optimum.strategy, steps=2)
     assert examined == [1, 2]
@@ -284,7 +284,7 @@ def test_c_comes_in_one_normalization():
 
 
 def test_a_seed_pins_a_search_and_the_scale_of_its_start_changes_nothing():
-    start = S.BandedToeplitz(np.array([1.0, 0.5, 0.3]))
+    start = S.BandedToeplitz([1.0, 0.5, 0.3])
     settings = {"steps": 6, "samples": 256}
     optimum, repeated = (optimized("banded-toeplitz", init=start, **settings) for _ in range(2))
     np.testing.assert_array_equal(optimum.strategy.coefs, repeated.strategy.coefs)
@@ -338,7 +338,7 @@ def test_any_differentiable_loss():
     def loss(strategy, sigma):
         return jnp.sum((jnp.asarray(strategy.coefs)[1:] - target) ** 2) + 0 * sigma
 
-    start = S.BandedToeplitz(np.array([1.0, 0.5, 0.3]))
+    start = S.BandedToeplitz([1.0, 0.5, 0.3])
     optimum = optimized("banded-toeplitz", loss=loss, init=start, samples=256)
     coefs = optimum.strategy.coefs  # the search has a diagonal of 1, the result is normalized
     np.testing.assert_allclose(coefs[1:] / coefs[0], target, atol=0.02)
@@ -368,7 +368,7 @@ def test_bad_options_are_refused_before_any_work(options):
 def test_a_loss_that_is_never_a_number_is_an_error_with_words():
     from mfopt.errors import FailureError
 
-    start = S.BandedToeplitz(np.array([1.0, 0.5, 0.3]))
+    start = S.BandedToeplitz([1.0, 0.5, 0.3])
     with pytest.raises(FailureError, match="not a number"):
         optimized("banded-toeplitz", loss=lambda c, sigma: sigma * jnp.nan, init=start, samples=256)
 
@@ -496,7 +496,7 @@ def test_a_target_that_samples_cannot_reach_has_the_bound_that_holds_anyway():
 
 
 def test_starts_keep_what_they_can():
-    blt = S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9]))
+    blt = S.BLT([0.3, 0.1], [0.5, 0.9])
     matrix = np.asarray(blt.materialize(N))
     size = kinds.Size(N, SCHEME.bins, bands=4, buffers=2)
     for kind in ("toeplitz", "dense", "banded", "banded-toeplitz"):

@@ -84,7 +84,7 @@ def test_one_group_is_poisson_sampling_and_what_is_not_known_is_refused():
     class Other(RandomPartition):
         kind = "random-partition-test-of-subclass"
 
-    three = BandedToeplitz(np.array([1.0, 0.5, 0.3]))
+    three = BandedToeplitz([1.0, 0.5, 0.3])
     refusals = (
         (lambda: RandomPartition(8, 2, 8), "balls-in-bins"),
         (lambda: law(RandomPartition(8, 2, 2)).check(three), r"as many bands as groups \(2\)"),

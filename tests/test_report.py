@@ -3,7 +3,6 @@
 import html.parser
 import math
 
-import numpy as np
 import pytest
 from commands import failure
 from mfopt_cli.main import main
@@ -73,7 +72,7 @@ def test_the_page_is_whole_and_says_what_holds():
 @pytest.mark.release
 def test_a_page_of_fresh_bins_says_what_to_execute_and_compares():
     stated = Guarantee(2.0, 1e-5, 3.0, "example", method="a method", status="certified")
-    strategy = BandedToeplitz(np.array([1.0, 0.5]))
+    strategy = BandedToeplitz([1.0, 0.5])
     factorization = mfopt.Factorization(strategy, 3.0, FreshBins(4, 2), PrefixSums(), stated)
     text = Page(report.page(factorization)).text
     assert "reassigned every epoch" in text and "reassigning units at other epochs" in text

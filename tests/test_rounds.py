@@ -21,7 +21,7 @@ UPDATE = {"w": np.array([3.0, 0.0, 4.0], np.float32)}
 
 def rounds(folder, scheme=SCHEME, **options):
     built = stated(
-        BLT(np.array([0.3]), np.array([0.5])),
+        BLT([0.3], [0.5]),
         scheme,
         1e-4,
         status="certified",

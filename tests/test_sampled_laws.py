@@ -5,7 +5,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from mfopt.accounting.bound import GaussianBound
@@ -18,14 +17,14 @@ from mfopt.sampling import BallsInBins, BMinSep, FreshBins, Poisson, RandomParti
 from mfopt.strategies import BLT, BandedToeplitz
 from mfopt.testing import check_sampled_law
 
-C = BLT(np.array([0.3]), np.array([0.7]))
+C = BLT([0.3], [0.7])
 AT = {"noise_multiplier": 1.5, "epsilon": 1.0, "samples": 2**12}
 # for each scheme that a law is registered for, by the class's name
 EXAMPLES = {
     "BallsInBins": (BallsInBins(bins=4, epochs=2), C),
-    "FreshBins": (FreshBins(bins=4, epochs=2), BandedToeplitz(np.array([1.0, 0.4, 0.2]))),
-    "BMinSep": (BMinSep(bins=4, epochs=2, separation=3), BandedToeplitz(np.array([1.0, 0.4, 0.2]))),
-    "RandomPartition": (RandomPartition(4, 2, 2), BandedToeplitz(np.array([1.0, 0.4]))),
+    "FreshBins": (FreshBins(bins=4, epochs=2), BandedToeplitz([1.0, 0.4, 0.2])),
+    "BMinSep": (BMinSep(bins=4, epochs=2, separation=3), BandedToeplitz([1.0, 0.4, 0.2])),
+    "RandomPartition": (RandomPartition(4, 2, 2), BandedToeplitz([1.0, 0.4])),
 }
 SCHEME, _ = EXAMPLES["BallsInBins"]
 REGISTERED = [cls for cls in law.registry if cls is not object]

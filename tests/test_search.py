@@ -28,7 +28,7 @@ from mfopt.sampling import BallsInBins, FreshBins
 
 def scaled_blt(n=N, seed=0):
     rows, columns = np.exp(0.3 * np.random.default_rng(seed).normal(size=(2, n)))
-    return S.TimeScaled(S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), rows, columns)
+    return S.TimeScaled(S.BLT([0.3, 0.1], [0.5, 0.9]), rows, columns)
 
 
 # --- σ and its tangent ---------------------------------------------------------------------------
@@ -105,9 +105,7 @@ def test_a_tangent_touches_the_objective(strategy):
 def test_proposals_follow_where_sigma_moves():
     """Wherever a search comes from, its value is that of a proposal placed at the point."""
     scheme = BallsInBins(bins=32, epochs=8)
-    mapping = kinds.parameterization_of(
-        S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), scheme.iterations
-    )
+    mapping = kinds.parameterization_of(S.BLT([0.3, 0.1], [0.5, 0.9]), scheme.iterations)
     loss = log_rmse(PREFIX, scheme.iterations)
     target = AmplifiedObjective(loss, mapping, law(scheme), (0.5, 1e-5), Samples(1024, 0))
     start, placed = mapping.start + np.array([2.0, 2.0, 1.0, 1.0]), target.placed(mapping.start)

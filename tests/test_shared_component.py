@@ -124,7 +124,7 @@ def test_where_nothing_is_in_common_all_is_sampled():
 
 SIGMA, EPSILON = 2.5, 0.7
 SCALED = TimeScaled(
-    BandedToeplitz(np.array([1.0, 0.6, 0.3])), np.linspace(1, 1.6, 12), np.linspace(1.3, 1, 12)
+    BandedToeplitz([1.0, 0.6, 0.3]), np.linspace(1, 1.6, 12), np.linspace(1.3, 1, 12)
 )
 
 
@@ -181,9 +181,7 @@ def test_where_there_is_little_in_common_or_it_cannot_be_solved_for_nothing_is_s
     gone = pattern.Patterns(columns, patterns.gram, patterns.bins, patterns.rethrow)
     assert pattern.shared(gone) is None
     # a time scale over six orders: the solution's products are not even to the last digits
-    steep = TimeScaled(
-        BandedToeplitz(np.array([1.0, 0.99])), np.geomspace(1, 1e-9, 12), np.ones(12)
-    )
+    steep = TimeScaled(BandedToeplitz([1.0, 0.99]), np.geomspace(1, 1e-9, 12), np.ones(12))
     component = pattern.shared(FreshBinsLaw(FreshBins(4, 3)).exact(steep))
     if component is not None:
         products = component.toward @ all_patterns(

@@ -3,7 +3,6 @@
 import signal
 import time
 
-import numpy as np
 import pytest
 from statements import stated
 
@@ -116,7 +115,7 @@ def test_a_deferred_signal_comes_after_the_block(number):
 
 
 def record():
-    return stated(S.BandedToeplitz(np.array([1.0, 0.5])), SCHEME)
+    return stated(S.BandedToeplitz([1.0, 0.5]), SCHEME)
 
 
 def test_a_result_is_kept_beside_what_appeared_and_an_interrupt_comes_after(tmp_path, monkeypatch):

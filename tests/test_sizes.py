@@ -2,7 +2,6 @@
 
 import time
 
-import numpy as np
 import pytest
 from questions import factorized, searched
 
@@ -82,7 +81,7 @@ BUILT_IN = ("blt", "toeplitz", "banded-toeplitz", "banded", "dense")
 def test_a_kind_says_how_many_numbers_it_has(name):
     size = kinds.Size(n=12, bins=4, bands=3, buffers=2)
     entry = kinds.find(name)
-    start = entry.convert(S.BLT(np.array([0.2, 0.1]), np.array([0.9, 0.5])), size)
+    start = entry.convert(S.BLT([0.2, 0.1], [0.9, 0.5]), size)
     assert entry.parameters(size) == len(entry.parameterize(start, size.n).start)
     if entry.scalable:
         scaled = kinds.scaled(entry)
@@ -135,4 +134,4 @@ def test_the_account_of_a_large_c(machine):
 
     machine(1)
     with pytest.raises(UsageError, match="GiB of memory"):
-        dominating_pair.exact(S.BandedToeplitz(np.array([1.0, 0.5])), BallsInBins(4096, 64))
+        dominating_pair.exact(S.BandedToeplitz([1.0, 0.5]), BallsInBins(4096, 64))

@@ -23,7 +23,7 @@ def every_strategy(n, seed=0):
         S.Identity(),
         S.Toeplitz(decaying),
         S.BandedToeplitz(decaying[:bands]),
-        S.BLT(np.array([0.3, 0.1, 0.02]), np.array([0.5, 0.9, 0.9999])),
+        S.BLT([0.3, 0.1, 0.02], [0.5, 0.9, 0.9999]),
         S.Banded.from_dense(lower, bands),
         S.Dense(lower),
         S.SquareRoot(),
@@ -32,11 +32,11 @@ def every_strategy(n, seed=0):
         S.BandedInverseRoot(0.7, bands),
         S.Tree(),
         S.ClearedBLT(  # of three blocks of the second one has one step
-            np.array([0.3, 0.1]), np.array([0.5, 0.9]), periods=(3, 5), blocks=(1, 3), gain=1.3
+            [0.3, 0.1], [0.5, 0.9], periods=(3, 5), blocks=(1, 3), gain=1.3
         ),
-        S.WaveBLT(np.array([0.3]), np.array([0.5]), 0.2, 0.9, 0.8, 0.7, -3.0, 1.3),
+        S.WaveBLT([0.3], [0.5], 0.2, 0.9, 0.8, 0.7, -3.0, 1.3),
         S.TimeScaled(
-            S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])),
+            S.BLT([0.3, 0.1], [0.5, 0.9]),
             rng.uniform(0.5, 2.0, n),
             rng.uniform(0.5, 2.0, n),
         ),
@@ -157,14 +157,14 @@ def test_tree_has_the_covariance_of_all_nodes_released():
 @pytest.mark.parametrize(
     "strategy",
     [
-        S.Toeplitz(np.array([1.0, -0.5, 0.1])),
-        S.Toeplitz(np.array([0.0, 0.5, 0.1])),
-        S.Toeplitz(np.array([1.0, np.nan, 0.1])),
-        S.BLT(np.array([-0.1]), np.array([0.5])),
-        S.BLT(np.array([0.1]), np.array([1.5])),
-        S.Dense(np.array([[1.0, 0, 0], [-0.1, 1, 0], [0, 0, 1]])),
-        S.Dense(np.array([[1.0, 0.5, 0], [0.1, 1, 0], [0, 0, 1]])),
-        S.Banded(np.array([[1.0, 1, 1], [0.5, -0.5, 0]])),
+        S.Toeplitz([1.0, -0.5, 0.1]),
+        S.Toeplitz([0.0, 0.5, 0.1]),
+        S.Toeplitz([1.0, np.nan, 0.1]),
+        S.BLT([-0.1], [0.5]),
+        S.BLT([0.1], [1.5]),
+        S.Dense([[1.0, 0, 0], [-0.1, 1, 0], [0, 0, 1]]),
+        S.Dense([[1.0, 0.5, 0], [0.1, 1, 0], [0, 0, 1]]),
+        S.Banded([[1.0, 1, 1], [0.5, -0.5, 0]]),
     ],
 )
 def test_matrices_without_a_dominating_pair_are_refused(strategy):

@@ -30,7 +30,7 @@ from mfopt.training.units import UserUnits
 from mfopt.workloads import PrefixSums
 
 SCHEME = Lottery(probability=0.5, bins=4, epochs=2)
-STRATEGY = BLT(np.array([0.2]), np.array([0.8]))
+STRATEGY = BLT([0.2], [0.8])
 
 
 def test_the_public_kit_accepts_both_files():

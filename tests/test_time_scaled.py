@@ -25,7 +25,7 @@ def diagonals(n, seed=0, spread=0.5):
 def every_scaled(n, seed=0):
     """Each kind between two diagonals, and a BLT (with a gain) with one of them only."""
     rows, columns = diagonals(n, seed)
-    blt = S.BLT(np.array([0.3, 0.1, 0.02]), np.array([0.5, 0.9, 0.9999]), 1.7)
+    blt = S.BLT([0.3, 0.1, 0.02], [0.5, 0.9, 0.9999], 1.7)
     return [
         *(
             S.TimeScaled(base, rows, columns)
@@ -59,7 +59,7 @@ def test_short_ways_exist_and_agree_at_length():
     """On a long run: covariances of a BLT, lag by lag for the same B as a Toeplitz, and dense."""
     n = 300
     rows, columns = diagonals(n, spread=1.0)
-    blt = S.BLT(np.array([0.05, 0.02, 0.01]), np.array([0.6, 0.95, 0.999]), 0.3)
+    blt = S.BLT([0.05, 0.02, 0.01], [0.6, 0.95, 0.999], 0.3)
     forms = [
         S.TimeScaled(blt, rows, columns),
         S.TimeScaled(S.Toeplitz(blt.toeplitz_coefs(n)), rows, columns),
@@ -118,7 +118,7 @@ def test_normalized_is_the_same_matrix_up_to_a_constant():
 
 def test_constant_diagonals_change_nothing_but_the_scale():
     blt = every_strategy(N)["blt"]
-    plain, scaled = blt.materialize(N), S.TimeScaled(blt, columns=np.array([2.0]))
+    plain, scaled = blt.materialize(N), S.TimeScaled(blt, columns=[2.0])
     np.testing.assert_allclose(scaled.materialize(N), 2 * plain, rtol=1e-14)
     assert list(scaled.arrays()) == ["base/scale", "base/decay", "columns"]
     assert S.TimeScaled(blt) == S.from_description(

@@ -54,9 +54,9 @@ WRONG = {}
 def factorization(scheme="balls in bins"):
     """A C that the scheme allows and σ = 2, whose guarantee nobody proves."""
     strategy = {
-        "balls in bins": BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])),
+        "balls in bins": BLT([0.3, 0.1], [0.5, 0.9]),
         "poisson": Identity(),
-        "cyclic poisson": BandedToeplitz(np.array([1.0, 0.5])),
+        "cyclic poisson": BandedToeplitz([1.0, 0.5]),
     }[scheme]
     return stated(strategy, SCHEMES[scheme], 2.0, status="certified")
 
