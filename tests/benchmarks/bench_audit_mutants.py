@@ -226,7 +226,7 @@ def save_accounts(folder):
     from mfopt.mechanism import Mechanism
     from mfopt.training.privacy import solved
 
-    blt = strategies.BLT(np.array([0.3]), np.array([0.7]))
+    blt = strategies.BLT([0.3], [0.7])
     user = Mechanism(sampling.BallsInBins(4, 3), blt, privacy_unit="user")
     record = Mechanism(sampling.Poisson(0.2, 12), strategies.Identity(), privacy_unit="record")
     for name, mechanism in (("user", user), ("record", record)):
@@ -240,7 +240,6 @@ bench = Bench(
     seed=(0, "Of the choice of the faults."),
     minutes=(10, "No fault is planted after so many."),
 )
-parser, main = bench.parser, bench.main
 
 
 @bench.work
@@ -301,4 +300,4 @@ def caught(options):
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    bench.main()

@@ -107,7 +107,6 @@ bench = Bench(
     only=("", "Only calls of commands that start with this."),
     worker=(False, "Make the calls that standard input holds."),
 )
-parser, main = bench.parser, bench.main
 
 
 def options_of(path):
@@ -393,4 +392,4 @@ def called(options):
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    bench.main()

@@ -50,7 +50,6 @@ N = SCHEME.iterations
 OWN = 2**18  # bytes that Python may take for the words of an error, whatever the file
 
 bench = Bench(__file__, __doc__, minutes=(1.0, "How long."), seed=(0, "Pin the randomness."))
-parser, main = bench.parser, bench.main
 
 
 class Broken(AssertionError):
@@ -115,7 +114,7 @@ def targets(folder):
     """Good files of several kinds."""
     collected = []
     kinds = [
-        (S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), workloads.PrefixSums()),
+        (S.BLT([0.3, 0.1], [0.5, 0.9]), workloads.PrefixSums()),
         (S.Toeplitz(1.0 / np.arange(1.0, N + 1)), workloads.Momentum(0.9, np.ones(N))),
         (S.Dense(np.tril(np.full((N, N), 0.5)) + np.eye(N)), workloads.PrefixSums()),
         (S.Identity(), workloads.ToeplitzWorkload(np.arange(1.0, N + 1))),
@@ -357,4 +356,4 @@ def damaged(options):
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    bench.main()

@@ -20,7 +20,6 @@ import sys
 from harness import Bench
 
 bench = Bench(__file__, __doc__, right=(300, "Right loops."), seed=(0, "Pin the randomness."))
-parser, main = bench.parser, bench.main
 
 
 @bench.work
@@ -58,4 +57,4 @@ def measured(options):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    bench.main()

@@ -134,7 +134,6 @@ def forked(work, copy):
 bench = Bench(
     __file__, __doc__, only=("", "This mutant of the list; its name or a part of several.")
 )
-parser, main = bench.parser, bench.main
 
 
 @bench.work
@@ -166,4 +165,4 @@ def survived(options):
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    bench.main()

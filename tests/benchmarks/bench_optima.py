@@ -169,7 +169,6 @@ bench = Bench(
     seeds=(3, "Searches in each cell."),
     update=(False, "Put better values into the table."),
 )
-parser, main = bench.parser, bench.main
 
 
 @bench.work
@@ -217,4 +216,4 @@ def searched(options):
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    bench.main()

@@ -35,7 +35,6 @@ finally:
 bench = Bench(
     __file__, __doc__, repeats=(5, "Rounds of the everyday commands."), sizes=choice(SIZES)
 )
-parser, main = bench.parser, bench.main
 
 
 def command(folder, kept, *words):
@@ -105,4 +104,4 @@ def measured(options):
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    bench.main()

@@ -26,13 +26,12 @@ from mfopt.strategies import BLT
 
 BINS = 20
 bench = Bench(__file__, __doc__, steps=(1000, "Steps of a run."))
-parser, main = bench.parser, bench.main
 
 
 def factorization(steps):
     """A C of two buffers for as many steps at least, whose guarantee nobody proves."""
     scheme = BallsInBins(bins=BINS, epochs=-(-steps // BINS))
-    return stated(BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), scheme, 1.0, status="certified")
+    return stated(BLT([0.3, 0.1], [0.5, 0.9]), scheme, 1.0, status="certified")
 
 
 def measured(make, shape, steps):
@@ -179,4 +178,4 @@ def report(options):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    bench.main()

@@ -31,7 +31,6 @@ def tests_of_files():
 bench = Bench(
     __file__, __doc__, count=(200, "Changes to draw."), seed=(0, "Of the choice of the changes.")
 )
-parser, main = bench.parser, bench.main
 
 
 @bench.work
@@ -58,4 +57,4 @@ def killed(options):
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    bench.main()

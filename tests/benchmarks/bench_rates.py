@@ -67,7 +67,6 @@ bench = Bench(
     pretrain_steps=(120, "Steps on public text first."),
     repeats=(2, "Seeds of batches and noise."),
 )
-parser, main = bench.parser, bench.main
 
 
 def swept(data, folder, options):
@@ -129,4 +128,4 @@ def measured(options):
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    bench.main()

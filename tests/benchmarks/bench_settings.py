@@ -72,7 +72,6 @@ bench = Bench(
     log=(None, "Lines of JSON to go on with.", Path),
     minutes=(math.inf, "Begin no setting after so many minutes."),
 )
-parser, main = bench.parser, bench.main
 
 
 def draw(rng):
@@ -381,4 +380,4 @@ def examined(options):
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    bench.main()

@@ -23,7 +23,6 @@ SETTINGS = (
 )
 
 bench = Bench(__file__, __doc__)
-parser, main = bench.parser, bench.main
 
 
 def shares(line):
@@ -57,4 +56,4 @@ def measured(options):
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    bench.main()

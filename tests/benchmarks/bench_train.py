@@ -42,7 +42,6 @@ bench = Bench(
     steps=(6, "Timed steps of each contender."),
     contenders=choice(CONTENDERS),
 )
-parser, main = bench.parser, bench.main
 
 
 def _steps(name, size, options):
@@ -161,4 +160,4 @@ def measured(options):
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    bench.main()

@@ -39,7 +39,6 @@ bench = Bench(
     tasks=(["mlp", "softmax"], "Models, a list."),
     seeds=(16, "Paired seeds."),
 )
-parser, main = bench.parser, bench.main
 
 
 @bench.work
@@ -77,4 +76,4 @@ def measured(options):
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    bench.main()

@@ -1,13 +1,15 @@
 """What every benchmark has: options, a report that is printed, kept and gone on with, and timing.
 
     bench = Bench(__file__, __doc__, seeds=(20, "Certificates for each target."))
-    parser, main = bench.parser, bench.main
 
     @bench.work
     def measured(options): return report
 
-``python tests/benchmarks/bench_NAME.py`` calls ``main``. The report is printed as JSON and written
-to ``--out``; work that returns (report, exit code) has that code.
+    if __name__ == "__main__":
+        bench.main()
+
+The report is printed as JSON and written to ``--out``; work that returns (report, exit code) has
+that code.
 """
 
 import argparse
@@ -123,9 +125,9 @@ class Bench:
         words.add_argument("--out", type=Path, help="JSON file to write, replacing what is there.")
         return words
 
-    def main(self, arguments=None):
-        """Do the work, print its report and keep it; returns the exit code."""
-        settings = sys.argv[1:] if arguments is None else arguments
+    def main(self):
+        """Do the work, print its report and keep it; ends with its exit code."""
+        settings = sys.argv[1:]
         options = self.parser().parse_args(settings)
         # the words that run this once more, but for where its report goes
         pairs = zip(["", *settings], settings, strict=False)
@@ -140,7 +142,7 @@ class Bench:
         if report is not None:
             self.keep(report)
             print(json.dumps(report, indent=2, ensure_ascii=False))
-        return int(code)
+        sys.exit(int(code))
 
     def keep(self, report):
         """Write what there is to --out and into the manifest of its folder, or of the one above."""
