@@ -9,7 +9,7 @@ from questions import asked
 
 import mfopt
 from mfopt import strategies as S
-from mfopt.calibration import Calibration
+from mfopt.accounting.model import Estimate
 from mfopt.errors import FailureError, UsageError
 from mfopt.optimize import auto
 from mfopt.optimize.run import InterruptedOptimization, Optimized
@@ -249,7 +249,7 @@ def test_all_c_of_a_scheme_are_compared_on_as_many_samples(monkeypatch, bins, sa
     def calibrated(loss, epsilon, delta, *, samples, seed):
         calibrations.append((samples, seed))
         noisy = 0.02 if len(calibrations) == 1 else 1e-6  # of two C on the same samples, one
-        return Calibration(1.0, noisy, -10.0, "remove", samples)
+        return Estimate(1.0, -10.0, noisy, "remove", samples)
 
     monkeypatch.setattr(auto, "calibrate", calibrated)
     for bands in (2, 3):

@@ -49,7 +49,7 @@ def best():
 
 def rmse(strategy):
     loss = dominating_pair.exact(strategy, SCHEME)
-    sigma = calibrate(loss, 8.0, 1e-4, samples=2**15, seed=5).noise_multiplier
+    sigma = calibrate(loss, 8.0, 1e-4, samples=2**15, seed=5).value
     return float(query_error.rmse(PrefixSums(), strategy, SCHEME.iterations, sigma))
 
 

@@ -121,7 +121,7 @@ def as_one_of_several():
         large, small = certified(LARGE), certified(SMALL)
         keys = [jax.random.key_data(chunked.seed_key(None)).tolist() for _ in range(2)]
         released = dataclasses.asdict(
-            release(law(SCHEME).loss(C), EPSILON, DELTA, effort=Effort(seed=3))[0]
+            release(law(SCHEME).loss(C), EPSILON, DELTA, effort=Effort(seed=3))
         )
         try:
             certified((SMALL, LARGE)[jax.process_index()])
@@ -141,7 +141,7 @@ def test_two_processes_answer_as_one():
     assert looked == 2 * (4 + 1) * 8192
     assert keys[0] != keys[1]
     assert released == dataclasses.asdict(
-        release(law(SCHEME).loss(C), EPSILON, DELTA, effort=Effort(seed=3))[0]
+        release(law(SCHEME).loss(C), EPSILON, DELTA, effort=Effort(seed=3))
     )
     assert "asked for different things" in refused
 

@@ -70,7 +70,7 @@ def test_the_exponent_is_the_best_for_the_goal():
     def rmse(exponent):
         strategy = published.strategy("lambda-cgd", 18, exponent=exponent)
         sigma = calibrate(law(goal.bin_scheme()).loss(strategy), 2.0, 1e-5, samples=2**12, seed=1)
-        return sigma.noise_multiplier * float(query_error.rmse(PrefixSums(), strategy, 18))
+        return sigma.value * float(query_error.rmse(PrefixSums(), strategy, 18))
 
     # the draw before is made again, not kept
     streamed = SigmaCell(cell, goal, 2**10).run(result).record
@@ -88,6 +88,6 @@ def test_errors_beside_reported_ones_are_those_of_the_page(form, bands, exponent
     goal = Goal(bins=256, epochs=8, epsilon=8.0, delta=1e-5)
     strategy = published.strategy(form, goal.iterations, bands, exponent)
     loss = law(goal.bin_scheme()).loss(strategy)
-    sigma = calibrate(loss, goal.epsilon, goal.delta, samples=2**13, seed=0).noise_multiplier
+    sigma = calibrate(loss, goal.epsilon, goal.delta, samples=2**13, seed=0).value
     rmse = sigma * float(query_error.rmse(PrefixSums(), strategy, goal.iterations))
     assert rmse == pytest.approx(expected, rel=0.003)

@@ -18,7 +18,9 @@ from mfopt import strategies as S
 from mfopt import workloads
 from mfopt._runtime import _notes
 from mfopt.accounting import Effort, account
-from mfopt.calibration import release
+from mfopt.accounting.model import Bounds
+from mfopt.accounting.verify import Verified
+from mfopt.calibration import guarantee_of, release
 from mfopt.errors import FailureError
 from mfopt.factorization import Factorization, proofs
 from mfopt.guarantee import Guarantee
@@ -40,8 +42,8 @@ def certified():
     plain = Factorization(
         strategy, 1.0, SCHEME, workloads.PrefixSums(), Guarantee(2.0, 1e-3, 1.0, status="estimate")
     )
-    certificate, _ = release(plain.dominating_pair(), 2.0, 1e-3, effort=Effort(seed=0))
-    guarantee, sigma = certificate.guarantee(), certificate.noise_multiplier
+    certificate = release(plain.dominating_pair(), 2.0, 1e-3, effort=Effort(seed=0))
+    guarantee, sigma = guarantee_of(certificate), certificate.noise_multiplier
     variant = dataclasses.replace(plain, noise_multiplier=sigma, guarantee=guarantee)
     return with_sigma(variant, 1.02 * sigma)
 
@@ -242,13 +244,6 @@ def test_ensure_proves_once_and_refuses_what_is_false(certified, monkeypatch):
     assert not false.proved_here
 
 
-class Proof:
-    """In place of a certificate."""
-
-    def guarantee(self, privacy_unit):
-        return Guarantee(2.0, 1e-3, 1.0, privacy_unit, status="certified", failure_probability=1e-6)
-
-
 def test_one_certificate_is_asked_for_and_its_refusal_holds(certified, monkeypatch):
     # its rounds are counted in what it says it can err with; a second one's would not be
     requests = []
@@ -287,7 +282,7 @@ def test_a_statement_of_fresh_bins_is_certified_as_it_stands(monkeypatch):
 
     def certified(loss, sigma, epsilon, delta, **_):
         requests.append((loss.name, sigma, epsilon, delta))
-        return Proof()
+        return Verified(1.0, 2.0, 1e-3, Bounds(1e-3, 1e-3, {}), 1e-6, 0, 1, "stub")
 
     monkeypatch.setattr(proofs, "certify", certified)
     monkeypatch.setattr(proofs, "analysis", None)  # a search for ε would end a little above it

@@ -286,7 +286,7 @@ def test_a_second_moment_knows_about_sigma(epsilon):
     scheme, c = FreshBins(bins=8, epochs=16), BandedToeplitz([1.0, 0.4, 0.2])
     loss = FreshBinsLoss(FreshBinsLaw(scheme).exact(c))
     start = loss.start(epsilon, 1e-5)
-    sampled = calibrate(loss, epsilon, 1e-5, samples=2**12, seed=1).noise_multiplier
+    sampled = calibrate(loss, epsilon, 1e-5, samples=2**12, seed=1).value
     assert start == pytest.approx(sampled, rel=0.03)
     surrogate = FreshBinsLaw(scheme).surrogate()
     rmse = objective.log_rmse(PrefixSums(), scheme.iterations)

@@ -49,12 +49,12 @@ def test_a_groups_mode_has_the_second_moment_of_its_likelihood_ratio():
 @pytest.mark.ci
 def test_sigma_of_groups_is_near_that_of_all_bins():
     sampled = GroupedLaw(SCHEME, 4)
-    exact = calibrate(law(SCHEME).loss(C), 2.0, 1e-4, samples=2**14, seed=0).noise_multiplier
+    exact = calibrate(law(SCHEME).loss(C), 2.0, 1e-4, samples=2**14, seed=0).value
     groups = sampled.quadratic(C)
     with jax.enable_x64(True):
         merged, _ = balls_in_bins._merged(Groups(*map(jnp.asarray, groups)), exact, 24, 4)
     noise_multiplier, far = (
-        calibrate(_pair(np.asarray(gram)), 2.0, 1e-4, samples=2**14, seed=0).noise_multiplier
+        calibrate(_pair(np.asarray(gram)), 2.0, 1e-4, samples=2**14, seed=0).value
         for gram in (merged, groups.means)
     )
     assert abs(noise_multiplier / exact - 1) < 0.012

@@ -154,7 +154,7 @@ def test_released_certified_saved_and_proved_again(tmp_path):
 
 def test_what_is_not_proved_is_refused():
     loss = small()
-    sigma = release(loss, 1.0, 1e-4, effort=Effort(certificate="deterministic"))[0].noise_multiplier
+    sigma = release(loss, 1.0, 1e-4, effort=Effort(certificate="deterministic")).noise_multiplier
     assert certify(loss, sigma, 1.0, 1e-4, effort=Effort(certificate="deterministic")).beta == 0
     with pytest.raises(FailureError, match="without samples"):
         certify(loss, 0.97 * sigma, 1.0, 1e-4, effort=Effort(certificate="deterministic"))

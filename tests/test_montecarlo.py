@@ -161,7 +161,7 @@ def test_known_noise_multipliers(name):
     strategy, remove, add = KNOWN[name]
     pair = dominating_pair.exact(strategy, BIG)
     actual = calibration.calibrate(pair, 2.0, 1e-5, samples=2**13, seed=6, near=1.05 * remove)
-    assert actual.noise_multiplier == pytest.approx(remove, rel=0.003) and add < remove
+    assert actual.value == pytest.approx(remove, rel=0.003) and add < remove
 
 
 def two_bins():

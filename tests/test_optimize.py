@@ -189,7 +189,7 @@ def optimized(kind, **options):
 def error_of(actual, workload=PREFIX, epsilon=2.0, error=query_error.rmse):
     """log error with σ on fresh samples: never the training figure."""
     pair = dominating_pair.exact(actual.strategy, SCHEME)
-    sigma = calibrate(pair, epsilon, 1e-4, samples=2**14, seed=77).noise_multiplier
+    sigma = calibrate(pair, epsilon, 1e-4, samples=2**14, seed=77).value
     return math.log(error(workload, actual.strategy, N, sigma))
 
 
@@ -567,5 +567,5 @@ def test_fresh_bins_are_searched_from_an_optimum_in_closed_form():
     )
     assert math.exp(optimum.loss) < 40.4  # 40.2; from the usual start alone 40.5
     mechanism = law(scheme).loss(optimum.strategy)
-    sigma = calibrate(mechanism, 0.5, 1e-5, samples=2**12, seed=1).noise_multiplier
+    sigma = calibrate(mechanism, 0.5, 1e-5, samples=2**12, seed=1).value
     assert optimum.noise_multiplier == pytest.approx(sigma, rel=0.02)

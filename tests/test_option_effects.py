@@ -10,7 +10,6 @@ import functools
 import json
 import random
 import re
-from types import SimpleNamespace
 
 import click
 import numpy as np
@@ -23,7 +22,8 @@ from selection import before_release
 from test_vocabulary import EVERY, of
 
 import mfopt._api
-from mfopt.calibration import Certificate
+from mfopt.accounting.model import Bounds
+from mfopt.accounting.verify import Verified
 from mfopt.experiments.cache import Result
 from mfopt.experiments.comparison import Row
 from mfopt.factorization import Factorization
@@ -293,12 +293,7 @@ def _stubbed(inputs, monkeypatch):
     def proved(pair, *arguments, effort, **_):
         show(*arguments, effort=effort)
         sigma = arguments[0] if len(arguments) == 3 else 3.0
-        return Certificate(2.0, 1e-3, sigma, 1e-3, 1e-3, 1e-6, 99, 99, 2.0, 1, effort.seed, "stub")
-
-    def released(*arguments, **settings):
-        return proved(*arguments, **settings), SimpleNamespace(
-            noise_multiplier=3.0, relative_error=0.0
-        )
+        return Verified(sigma, 2.0, 1e-3, Bounds(1e-3, 1e-3, {"samples": 99}), 1e-6, 99, 1, "stub")
 
     def timed(stream, parameters, **_):
         show(stream.describe(), parameters)
@@ -325,7 +320,7 @@ def _stubbed(inputs, monkeypatch):
         "accounting.account": stated,
         "accounting.monte_carlo.composition.analysis": Composed,
         "factorization.proofs.certify": proved,
-        "factorization.proofs.release": released,
+        "factorization.proofs.release": proved,
         "noise.measure.measure": timed,
         "experiments.comparison.run_all": cells,
     }.items():

@@ -1,6 +1,6 @@
 """The smallest safe noise multiplier for a target (ε, δ)."""
 
-from mfopt.accounting.monte_carlo.calibrate import Calibration, calibrate
-from mfopt.calibration.release import Certificate, certify, release
+from mfopt.accounting.monte_carlo.calibrate import calibrate
+from mfopt.calibration.release import certify, guarantee_of, release
 
-__all__ = ["Calibration", "Certificate", "calibrate", "certify", "release"]
+__all__ = ["calibrate", "certify", "guarantee_of", "release"]

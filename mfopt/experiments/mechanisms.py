@@ -239,8 +239,8 @@ class SigmaCell(Cell):
                     seed=goal.seed,
                     near=start if start is not None and math.isfinite(start) else None,
                 )
-                relative_error = outcome.relative_error
-                stated = Guarantee(goal.epsilon, goal.delta, outcome.noise_multiplier)
+                relative_error = outcome.error
+                stated = Guarantee(goal.epsilon, goal.delta, outcome.value)
         if stated is None:
             stated = account(
                 Mechanism(scheme, strategy),

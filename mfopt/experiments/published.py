@@ -73,7 +73,7 @@ class PublishedCell(Cell):
             loss = law(goal.bin_scheme()).loss(candidate)
             calibrated = calibrate(loss, goal.epsilon, goal.delta, samples=_SAMPLES, seed=goal.seed)
             at_one = float(query_error.rmse(PrefixSums(), candidate, n))
-            return math.log(calibrated.noise_multiplier * at_one)
+            return math.log(calibrated.value * at_one)
 
         optimum = scipy.optimize.minimize_scalar(
             log_rmse, bounds=(_LEAST, _MOST), method="bounded", options={"xatol": _WIDTH}

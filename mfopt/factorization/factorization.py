@@ -301,7 +301,12 @@ def load(path: str | Path) -> Factorization:
             sampling = from_description(metadata["sampling"])
             _check_headers(archive.headers, metadata, sampling)
             stated = metadata.pop("digest", None)
-            if stated != _digest(archive, metadata):
+            arrays = (
+                (name, *header, archive.chunks(name))
+                for name, header in sorted(archive.headers.items())
+                if name != "metadata"
+            )
+            if stated != stream_digest(metadata, arrays):
                 raise ValueError("its digest does not match its contents: the file is damaged")
             return _restore(archive, metadata, sampling)
     except MALFORMED as problem:
@@ -346,17 +351,6 @@ def _printable(value: Any) -> Any:
     return [_printable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _digest(archive: Archive, metadata: JsonObject) -> str:
-    return stream_digest(
-        metadata,
-        (
-            (name, *header, archive.chunks(name))
-            for name, header in sorted(archive.headers.items())
-            if name != "metadata"
-        ),
-    )
-
-
 def _check_headers(headers: Mapping[str, Header], metadata: JsonObject, sampling: Scheme) -> None:
     """Names, types and shapes of the table above, before any array is read.
 
@@ -396,10 +390,12 @@ def _check_headers(headers: Mapping[str, Header], metadata: JsonObject, sampling
 
 def _contents(factorization: Factorization) -> tuple[dict[str, np.ndarray], JsonObject]:
     strategy, n = factorization.strategy, factorization.iterations
+    history = np.asarray(factorization.history, np.float64)
+    step = max(-(-len(history) // _MAX_HISTORY), 1)  # evenly spaced rows, the last one included
     arrays: dict[str, np.ndarray] = {
         "noise_multiplier": np.array(factorization.noise_multiplier, np.float64),
         "row_variances": factorization.row_variances,
-        "history": _thinned(np.asarray(factorization.history, np.float64)),
+        "history": history[::-1][::step][::-1],
     }
     arrays |= _sampling_arrays(factorization.sampling)
     arrays |= {f"strategy/{name}": value for name, value in strategy.arrays().items()}
@@ -478,12 +474,6 @@ def _prove(archive: Archive, metadata: JsonObject, factorization: Factorization)
 def _equal(stored: ArrayLike, computed: float | np.ndarray) -> bool:
     """Equal but for the rounding of another machine; each number by itself, however small."""
     return bool(np.allclose(stored, computed, rtol=_ROUNDING, atol=_ROUNDING**2, equal_nan=False))
-
-
-def _thinned(history: np.ndarray) -> np.ndarray:
-    """Evenly spaced rows of the history, ``_MAX_HISTORY`` at most, the last one included."""
-    step = -(-len(history) // _MAX_HISTORY)
-    return history[::-1][::step][::-1] if step > 1 else history
 
 
 def _sampling_arrays(sampling: Scheme) -> dict[str, np.ndarray]:

@@ -32,9 +32,10 @@ from mfopt._runtime import _notes, _plugins
 from mfopt._runtime._types import JsonObject
 from mfopt._version import __version__
 from mfopt.accounting import Analysis, DeterministicAnalysis, Effort, account, analysis, attained
+from mfopt.accounting.model import Estimate
 from mfopt.accounting.monte_carlo.protocol import is_sampled, law
 from mfopt.accounting.verified import VerifiedAnalysis
-from mfopt.calibration import certify, release
+from mfopt.calibration import certify, guarantee_of, release
 from mfopt.errors import FailureError, UsageError
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism, content_digest
@@ -177,7 +178,7 @@ def prove(
         effort=effort,
         progress=progress,
     )
-    return proof.guarantee(mechanism.privacy_unit)
+    return guarantee_of(proof, effort.seed, mechanism.privacy_unit)
 
 
 def calibrated(
@@ -208,7 +209,7 @@ def calibrated(
         norm = answer.details.get("sensitivity", answer.details.get("column_norm"))
         return answer, {} if norm is None else {"mode_norm": norm}
     loss = law(mechanism.sampling).loss(mechanism.strategy)
-    proof, estimate = release(
+    proof = release(
         loss,
         epsilon,
         delta,
@@ -216,10 +217,12 @@ def calibrated(
         near=near,
         progress=progress,
     )
-    return proof.guarantee(mechanism.privacy_unit), {
+    # none where it follows without samples
+    estimate = proof.estimate or Estimate(proof.noise_multiplier, slope=0.0)
+    return guarantee_of(proof, effort.seed, mechanism.privacy_unit), {
         "mode_norm": loss.sensitivity,  # for the report: of many bins it takes long
-        "estimated_noise_multiplier": estimate.noise_multiplier,
-        "estimate_relative_error": estimate.relative_error,
+        "estimated_noise_multiplier": estimate.value,
+        "estimate_relative_error": estimate.error,
     }
 
 

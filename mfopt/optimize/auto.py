@@ -295,9 +295,7 @@ def scored(strategy: Strategy, scheme: BinScheme, question: Question) -> Score:
         sigma = exact[0].noise_multiplier(epsilon, delta)
     else:
         samples = _TIMES * privacy_loss.calibrate_samples * (4 if scheme.bins >= _MANY_BINS else 1)
-        sigma = calibrate(
-            privacy_loss, epsilon, delta, samples=samples, seed=_SEED
-        ).noise_multiplier
+        sigma = calibrate(privacy_loss, epsilon, delta, samples=samples, seed=_SEED).value
     rmse = float(np.asarray(query_error.rmse(objective.workload, strategy, n, sigma)))
     error = math.exp(float(np.asarray(objective.loss(n)(strategy, sigma))))
     return Score(sigma, error, rmse, choose(strategy, n).slots)

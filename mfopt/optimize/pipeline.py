@@ -257,8 +257,8 @@ def _estimate(optimized: Optimized, scheme: Scheme, target: Target, why: str) ->
     # where not even that can be sampled, the search's own σ says what it was
     with contextlib.suppress(FailureError):
         estimate = calibrate(sampled, target.epsilon, target.delta, samples=2**13)
-        sigma = estimate.noise_multiplier
-        details = {"relative_error": estimate.relative_error, "samples": estimate.samples}
+        sigma = estimate.value
+        details = {"relative_error": estimate.error, "samples": estimate.samples}
     if not np.isfinite(sigma):
         raise FailureError(f"{why}, and no usable strategy was found; nothing to keep")
     return Guarantee(

@@ -113,7 +113,7 @@ def _exact(label, strategy, scheme, epsilon):
 def _estimated(label, strategy, scheme, epsilon):
     loss = law(scheme).loss(strategy)
     estimate = calibrate(loss, epsilon, DELTA, samples=SAMPLES, seed=0)
-    return Mechanism.build(label, strategy, estimate.noise_multiplier, scheme)
+    return Mechanism.build(label, strategy, estimate.value, scheme)
 
 
 def _banded(bands):

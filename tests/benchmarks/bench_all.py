@@ -61,11 +61,10 @@ def certify():
     scheme, epsilon, delta = BallsInBins(bins=128, epochs=16), 2.0, 1e-5
     blt = BLT(SCALES, DECAYS)
     pair = dominating_pair.exact(blt, scheme)
-    certificate, _ = release(pair, epsilon, delta, effort=Effort(seed=1))
-    sigma = certificate.noise_multiplier
+    sigma = release(pair, epsilon, delta, effort=Effort(seed=1)).noise_multiplier
     # δ at the certified σ, from far more samples than it was made with
-    calibration = calibrate(pair, epsilon, delta, samples=2**18, seed=2, start=sigma)
-    slope = delta * math.exp(calibration.slope * math.log(sigma / calibration.noise_multiplier))
+    calibration = calibrate(pair, epsilon, delta, samples=2**18, seed=2, near=sigma)
+    slope = delta * math.exp(calibration.slope * math.log(sigma / calibration.value))
     needed = delta_calculation.minimum_samples_to_calibrate(slope, delta)
     column = np.asarray(blt.toeplitz_coefs(scheme.iterations))
     sampling = batch_selection.BallsInBinsSampling(scheme.iterations, scheme.bins)

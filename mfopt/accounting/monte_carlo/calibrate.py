@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.model import Estimate
@@ -17,32 +15,6 @@ _BLIND = 0.7  # relative standard error of δ̂ from which on nothing is read of
 _DOMAIN = 0x63616C69  # keys of this search: an optimizer with the same seed draws others
 
 
-class Calibration(NamedTuple):
-    """σ with estimated δ̂(σ) = δ in the larger direction; an estimate, it proves nothing.
-
-    Attributes:
-      noise_multiplier: σ, relative to the clip norm, for C as stored.
-      relative_error: standard error of σ over σ, from the Monte Carlo error of δ̂.
-      slope: d log δ̂ / d log σ at the solution.
-      direction: the direction that needs the larger σ, "remove" or "add"; "both" where both were
-        solved for without samples (C = I, or no amplification).
-      samples: samples of the final estimate.
-    """
-
-    noise_multiplier: float
-    relative_error: float
-    slope: float
-    direction: str
-    samples: int
-
-    @classmethod
-    def of_estimate(cls, estimate: Estimate) -> Calibration:
-        """The record of an estimate of σ."""
-        return cls(
-            estimate.value, estimate.error, estimate.slope, estimate.direction, estimate.samples
-        )
-
-
 @float64
 def calibrate(
     pair: DominatingPair | SampledLoss,
@@ -52,7 +24,7 @@ def calibrate(
     samples: int = 2**16,
     seed: int | None = None,
     near: float | None = None,
-) -> Calibration:
+) -> Estimate:
     """Smallest σ with H(P, Q) and H(Q, P) at e^ε estimated <= δ, well within its standard error.
 
     A small sample finds σ while its proposals follow it, a quarter of the samples the slope of log
@@ -79,4 +51,4 @@ def calibrate(
             f"calibration: the estimate of δ near σ = {estimate.value:.4g} is too noisy "
             f"(ε = {epsilon:g}, δ = {delta:g}). Use more samples or another seed."
         )
-    return Calibration.of_estimate(estimate)
+    return estimate
