@@ -206,7 +206,7 @@ def check_plot(path: Path, swept: str | None, force: bool) -> None:
     _files.check_output(path, force=force, name="plot", suffixes=(".png", ".svg", ".pdf"))
 
 
-def _described(row: Row) -> list[tuple[str, str]]:
+def _described(row: Row) -> display.Rows:
     """One answer: names and values."""
     sigma = _up(row["noise_multiplier"])
     rows = [
@@ -221,7 +221,7 @@ def _described(row: Row) -> list[tuple[str, str]]:
     return [(name, value) for name, value in [*rows, *_attacker(row.get("curve"))] if value]
 
 
-def _attacker(curve: Row | None) -> list[tuple[str, str]]:
+def _attacker(curve: Row | None) -> display.Rows:
     """Rows of a table: bounds of what an attacker can do."""
     if curve is None:
         return []

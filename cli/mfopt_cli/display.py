@@ -21,6 +21,7 @@ from rich.text import Text
 from mfopt._runtime._types import JsonObject
 from mfopt_cli.messages import SCHEMA
 
+Rows = list[tuple[str, str]]  # of a table: names and values
 _NO_WRAP = 10_000  # columns of a pipe
 # for terminals and files whose encoding lacks the letter
 # fmt: off

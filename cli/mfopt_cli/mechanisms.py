@@ -188,7 +188,7 @@ def epoch_ends(factorization: Factorization) -> EpochEnds | None:
     )
 
 
-def above_floor(factorization: Factorization) -> list[tuple[str, str]]:
+def above_floor(factorization: Factorization) -> display.Rows:
     """A row of a table: how far the error at epochs' ends is above its lower bound."""
     if (ends := epoch_ends(factorization)) is None:
         return []

@@ -24,23 +24,11 @@ from mfopt.optimize.optimizers import Step, Trace
 from mfopt.optimize.question import Question, Target
 from mfopt.optimize.run import InterruptedOptimization, Optimized
 from mfopt.progress import Report
-from mfopt.sampling import CyclicPoisson, FixedOrder, MinSeparation, Scheme
+from mfopt.sampling import Scheme
 from mfopt.strategies import Identity
 
 _TOLERANCE = 1e-7  # relative decrease of the error in a step at which a search ends
-_BANDED = ("banded-toeplitz", "banded")
-# kinds that are optimized under each scheme; under others C = I alone has an account
-_OPTIMIZED: dict[type[Scheme], tuple[str, ...]] = {
-    CyclicPoisson: _BANDED,
-    FixedOrder: ("blt", "toeplitz", *_BANDED, "dense"),
-    MinSeparation: ("blt", "toeplitz", *_BANDED),
-}
 _BYTES_A_STEP, _BYTES_A_PAIR = 480.0, 96.0  # vectors over the run; matrices of a dense C
-
-
-def default_kinds(scheme: Scheme) -> tuple[str, ...]:
-    """Kind of C that is searched under a scheme if none is named."""
-    return (_OPTIMIZED.get(type(scheme), ("identity",))[0],)
 
 
 def _default_bands(scheme: Scheme, form: str) -> int:
@@ -49,7 +37,7 @@ def _default_bands(scheme: Scheme, form: str) -> int:
     They reach as far as a unit's participations are apart where these are spread over the run. A C
     of any coefficients ("banded") stops at their smallest distance: its columns must not overlap.
     """
-    if type(scheme) not in _OPTIMIZED:
+    if type(scheme) not in defaults.OPTIMIZED:
         return 1
     participation = unamplified.Participation.of_scheme(scheme)
     if scheme.bands_are_groups:
@@ -83,7 +71,7 @@ def search(scheme: Scheme, question: Question, progress: Report) -> Optimized:
       UsageError: no account of such a C is known under the scheme.
       InterruptedOptimization: at a KeyboardInterrupt, with the best C so far.
     """
-    forms = question.form.strategy or default_kinds(scheme)
+    forms = question.form.strategy or defaults.kinds(scheme, question.target.epsilon)
     _check_account(scheme, forms)
     best: Optimized | None = None
     losses: dict[str, float] = {}
@@ -103,7 +91,7 @@ def search(scheme: Scheme, question: Question, progress: Report) -> Optimized:
 
 def _check_account(scheme: Scheme, forms: Sequence[str]) -> None:
     """Refuse what the scheme has no account for, and what does not fit into memory."""
-    able = _OPTIMIZED.get(type(scheme), ())
+    able = defaults.OPTIMIZED.get(type(scheme), ())
     for form in forms:
         if form in kinds.names() and form not in able:
             rule = f"is not optimized under {scheme.kind}"
@@ -120,8 +108,8 @@ def _of_kind(form: str, scheme: Scheme, question: Question, progress: Report) ->
     target, objective = question.target, question.objective
     loss = objective.loss(scheme.iterations) if isinstance(objective, Objective) else objective
     bands = question.form.bands or _default_bands(scheme, form)
-    if form not in kinds.names() or (bands == 1 and form in _BANDED):
-        strategy = kinds.fixed(form, bands=bands) if form not in _BANDED else Identity()
+    if form not in kinds.names() or (bands == 1 and form in defaults.BANDED):
+        strategy = kinds.fixed(form, bands=bands) if form not in defaults.BANDED else Identity()
         sigma = _sigma(Mechanism(scheme, strategy), target)
         return Optimized(strategy, float(np.asarray(loss(strategy, sigma))), sigma)
     # of a C with sensitivity, or largest column norm, 1

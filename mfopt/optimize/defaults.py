@@ -10,14 +10,23 @@ fewer arrays than a band of an epoch would.
 
 from __future__ import annotations
 
+from mfopt.accounting.monte_carlo.protocol import is_sampled
 from mfopt.optimize import starts
-from mfopt.sampling import BinScheme, FreshBins
+from mfopt.sampling import BinScheme, CyclicPoisson, FixedOrder, FreshBins, MinSeparation, Scheme
 from mfopt.strategies import time_scaled
 
 BUFFERS = 4  # of a BLT and of one with a wave: more gain next to nothing
 BANDS = 16
 WAVE_FROM = 4.0  # ε; below it a second search gains less than it costs
 
+BANDED = ("banded-toeplitz", "banded")
+# kinds that are optimized where no samples are drawn, the default first; under other such schemes
+# C = I alone has an account
+OPTIMIZED: dict[type[Scheme], tuple[str, ...]] = {
+    CyclicPoisson: BANDED,
+    FixedOrder: ("blt", "toeplitz", *BANDED, "dense"),
+    MinSeparation: ("blt", "toeplitz", *BANDED),
+}
 # banded kinds that keep few arrays, by scheme
 _BUFFERED = {FreshBins.kind: "cleared-blt"}
 
@@ -42,25 +51,29 @@ def bands(scheme: BinScheme) -> int:
     return min(BANDS, scheme.most_bands or scheme.bins)
 
 
-def kinds(scheme: BinScheme, epsilon: float, buffers: int) -> tuple[str, ...]:
-    """Default kinds of C to search, the best of which is kept.
+def kinds(scheme: Scheme, epsilon: float, arrays: int | None = None) -> tuple[str, ...]:
+    """Kinds of C that are searched if none is named, the best of which is kept.
 
     Args:
-      scheme: bins and epochs.
+      scheme: sampling.
       epsilon: of the target.
-      buffers: arrays that each may keep.
+      arrays: that each may keep; by default as many as :func:`buffers`.
 
-    >>> from mfopt.sampling import BallsInBins, FreshBins
-    >>> kinds(BallsInBins(bins=32, epochs=8), 2.0, 4), kinds(BallsInBins(bins=32, epochs=8), 8.0, 4)
+    >>> from mfopt.sampling import BallsInBins, FreshBins, Poisson
+    >>> kinds(BallsInBins(bins=32, epochs=8), 2.0), kinds(BallsInBins(bins=32, epochs=8), 8.0)
     (('blt',), ('wave-blt', 'blt'))
-    >>> kinds(FreshBins(bins=32, epochs=8), 8.0, 4)
-    ('cleared-blt',)
+    >>> kinds(FreshBins(bins=32, epochs=8), 8.0), kinds(Poisson(0.1, 20), 8.0)
+    (('cleared-blt',), ('identity',))
     """
+    if not is_sampled(scheme):
+        return OPTIMIZED.get(type(scheme), ("identity",))[:1]
+    assert isinstance(scheme, BinScheme)
+    arrays = buffers(scheme) if arrays is None else arrays
     if scheme.most_bands is not None:
-        buffered = _BUFFERED.get(scheme.kind) if scheme.bins > buffers + 1 else None
+        buffered = _BUFFERED.get(scheme.kind) if scheme.bins > arrays + 1 else None
         return (buffered or "banded-toeplitz",)
     # of many, only a BLT without a wave has a G from its buffers
     has_few_modes = not time_scaled.has_many_modes(scheme)
-    waves = has_few_modes and buffers >= starts.FEWEST_WAVE
+    waves = has_few_modes and arrays >= starts.FEWEST_WAVE
     # the one that will most likely be kept first: what comes after the search is compiled for it
     return ("wave-blt", "blt") if waves and epsilon >= WAVE_FROM else ("blt",)

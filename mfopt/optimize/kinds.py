@@ -110,7 +110,7 @@ class Kind:
     @property
     def plain(self) -> str:
         """Name of the kind without diagonals."""
-        return self.name.removesuffix(_SUFFIX) if self.scaled else self.name
+        return self.name.removesuffix(_SUFFIX)
 
 
 class Stage(NamedTuple):
@@ -195,7 +195,7 @@ def by_name(strategy: str | Sequence[str]) -> tuple[str, ...]:
     names_given = strategy if isinstance(strategy, list | tuple) else (strategy,)
     if not names_given:
         raise _check.reject("strategy", strategy, "names no kind", '"blt" is one.')
-    return tuple(dict.fromkeys(check(name) for name in names_given))
+    return tuple(dict.fromkeys(map(check, names_given)))
 
 
 def find(name: str) -> Kind:

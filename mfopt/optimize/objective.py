@@ -35,7 +35,7 @@ from mfopt.accounting.monte_carlo.protocol import SampledLaw
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.errors import FailureError
 from mfopt.optimize import implicit
-from mfopt.optimize.parameterization import Parameterization, built
+from mfopt.optimize.parameterization import Build, Parameterization, built
 from mfopt.strategies import Strategy
 from mfopt.workloads import PrefixSums, Workload
 
@@ -246,10 +246,9 @@ class AmplifiedObjective:
             (math.nan, ()),
         )
         is_known = math.isfinite(sigma) and sigma > 0
-        guess: Callable[[np.ndarray], float] = (lambda _: sigma) if is_known else self._guessed
-        for find in ([guess] if is_known or anywhere else []) + ([self._rough] if anywhere else []):
+        for search in (False, True)[: 2 if anywhere else is_known]:
             with contextlib.suppress(FailureError):  # no σ, or one beyond numerical range
-                guessed = find(parameters)
+                guessed = self._guess(parameters, search) if search or not is_known else sigma
                 for _ in range(_ATTEMPTS):
                     if not (math.isfinite(guessed) and guessed > 0):
                         break
@@ -307,11 +306,10 @@ class AmplifiedObjective:
         found: _Statistic = jax.device_get(_statistic(self._law, built(self._build, parameters)))
         return found
 
-    def _guessed(self, parameters: np.ndarray) -> float:
-        return self._law.near(built(self._build, parameters)).start(self._epsilon, self._delta)
-
-    def _rough(self, parameters: np.ndarray) -> float:
+    def _guess(self, parameters: np.ndarray, search: bool) -> float:
         loss = self._law.near(built(self._build, parameters))
+        if not search:
+            return loss.start(self._epsilon, self._delta)
         model = OneUnit(loss, rough=True)
         return model.sought_noise_multiplier(self._epsilon, self._delta).value
 
@@ -328,7 +326,7 @@ _slope = _quick.jit(implicit.solved, static_argnums=0)
 
 
 @functools.lru_cache(maxsize=16)
-def _model(loss: Loss, law: SampledLaw, build: Callable[[jax.Array], Strategy]) -> Any:
+def _model(loss: Loss, law: SampledLaw, build: Build) -> Any:
     """(loss, gradient) with log σ ≈ ``log_sigma`` + log(2 <slope, quadratic>)/2."""
 
     def value(x: jax.Array, log_sigma: jax.Array, slope: PyTree) -> jax.Array:

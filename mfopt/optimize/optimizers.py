@@ -14,7 +14,7 @@ import scipy
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Placement
 from mfopt.progress import Progress
 
-Judge = Callable[[np.ndarray], Evaluation]
+Evaluator = Callable[[np.ndarray], Evaluation]  # parameters -> value and gradient
 
 # (evaluations, length of the first step) of each round. The proposal is placed between rounds:
 # often at first, while C still moves far, so that no round can exploit a stale one. The first step
@@ -88,7 +88,7 @@ def lbfgs(
     objective: AmplifiedObjective,
     start: np.ndarray,
     descent: Descent,
-    judge: Judge | None = None,
+    judge: Evaluator | None = None,
 ) -> None:
     """SciPy's L-BFGS-B in rounds, at the beginning of which the proposal is placed.
 
@@ -147,7 +147,7 @@ def lbfgs(
 
 
 def descend(
-    evaluate: Callable[[np.ndarray], Evaluation],
+    evaluate: Evaluator,
     start: np.ndarray,
     descent: Descent,
     first_step: float = 1.0,

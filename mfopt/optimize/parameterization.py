@@ -31,18 +31,19 @@ from mfopt.strategies import (
     WaveBLT,
 )
 
+Build = Callable[[jax.Array], Strategy]  # parameters -> strategy, differentiable
 _FLOOR = 1e-12  # a zero entry starts here: exp() cannot reach 0, and the result is as good
 
 
 class Parameterization(NamedTuple):
-    """``start`` (parameters,) and ``build``: parameters -> strategy, differentiable."""
+    """``start`` (parameters,) and ``build``, the way to the strategy."""
 
     start: np.ndarray
-    build: Callable[[jax.Array], Strategy]
+    build: Build
 
 
 @float64
-def built(build: Callable[[jax.Array], Strategy], parameters: np.ndarray) -> Strategy:
+def built(build: Build, parameters: np.ndarray) -> Strategy:
     """The strategy of these parameters, of numpy arrays.
 
     Compiled as one: operation by operation its first call would take seconds.
@@ -51,9 +52,7 @@ def built(build: Callable[[jax.Array], Strategy], parameters: np.ndarray) -> Str
     return _compiled(build)(point)
 
 
-@functools.lru_cache(maxsize=16)
-def _compiled(build: Callable[[jax.Array], Strategy]) -> Callable[[jax.Array], Strategy]:
-    return _quick.jit(build)
+_compiled = functools.lru_cache(maxsize=16)(_quick.jit)
 
 
 def _log(coefs: np.ndarray) -> np.ndarray:

@@ -75,9 +75,9 @@ def factorize(
     objective = question.described_objective
     record = dict(provenance or {})
     form, search = question.form, question.search
-    forms = form.strategy or default_kinds(first_scheme, question.target.epsilon, form.buffers)
-    _require_sized(forms, None if first_scheme.bands_are_groups else form.bands, form.buffers)
-    _require_searched(forms, search)
+    forms = form.strategy or defaults.kinds(first_scheme, question.target.epsilon, form.buffers)
+    bands = None if first_scheme.bands_are_groups else form.bands
+    _require_effect(forms, {"bands": bands, "buffers": form.buffers}, search)
     if not is_sampled(first_scheme):
         rule = f"has no effect under {first_scheme.kind}, where no samples are drawn"
         _refuse_options(search, ("samples", "init"), rule)
@@ -103,41 +103,18 @@ def factorize(
     return on_record(result, question, progress)
 
 
-def default_kinds(scheme: Scheme, epsilon: float, buffers: int | None = None) -> tuple[str, ...]:
-    """Kinds of C that are searched under a scheme if none is named, the best of which is kept.
-
-    Args:
-      scheme: sampling.
-      epsilon: of the target.
-      buffers: of a BLT, where they are named.
-
-    >>> from mfopt.sampling import FixedOrder, Poisson
-    >>> default_kinds(Poisson(0.1, 20), 8.0), default_kinds(FixedOrder(bins=8, epochs=4), 8.0)
-    (('identity',), ('blt',))
-    """
-    if not is_sampled(scheme):
-        return closed_form.default_kinds(scheme)
-    assert isinstance(scheme, BinScheme)
-    return defaults.kinds(scheme, epsilon, defaults.buffers(scheme) if buffers is None else buffers)
-
-
-def _require_sized(forms: Sequence[str], bands: int | None, buffers: int | None) -> None:
-    """Refuse a size that none of the kinds has; kinds of a plugin may have either."""
+def _require_effect(forms: Sequence[str], numbers: dict[str, int | None], search: Search) -> None:
+    """Refuse numbers that no kind has (one of a plugin may), and options of no search."""
     built_in = {name for name, cls in registered().items() if cls.__module__.startswith("mfopt.")}
-    for name, value in (("bands", bands), ("buffers", buffers)):
+    for name, value in numbers.items():
         sized = _SIZED[name]
         if value is not None and set(forms) <= built_in and not set(forms) & set(sized):
             rule = f"has no effect with {' or '.join(forms)}"
             way_out = f"Leave it out, or use {', '.join(sized[:-1])} or {sized[-1]}."
             raise _check.reject(name, value, rule, way_out)
-
-
-def _require_searched(forms: Sequence[str], search: Search) -> None:
-    """Refuse options of a search where no kind has free parameters."""
-    if set(forms) & set(kinds.names()):
-        return
-    rule = f"has no effect with {' or '.join(forms)}, where nothing is searched"
-    _refuse_options(search, ("samples", "steps", "init"), rule)
+    if not set(forms) & set(kinds.names()):
+        rule = f"has no effect with {' or '.join(forms)}, where nothing is searched"
+        _refuse_options(search, ("samples", "steps", "init"), rule)
 
 
 def _refuse_options(search: Search, names: Sequence[str], rule: str) -> None:

@@ -19,8 +19,8 @@ from mfopt.errors import FailureError, UsageError
 from mfopt.optimize import defaults, kinds, sizes
 from mfopt.optimize.kinds import Kind
 from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Loss, Objective, Samples
-from mfopt.optimize.optimizers import Descent, Judge, Step, Trace, lbfgs
-from mfopt.optimize.parameterization import Parameterization, built
+from mfopt.optimize.optimizers import Descent, Evaluator, Step, Trace, lbfgs
+from mfopt.optimize.parameterization import Build, Parameterization, built
 from mfopt.optimize.question import Question, Search, Target
 from mfopt.optimize.search import CHECKS, minimize
 from mfopt.progress import Report, silent
@@ -287,7 +287,7 @@ class _Attempt(NamedTuple):
     start: np.ndarray
     steps: int
     stage: str
-    judge: Judge | None = None
+    judge: Evaluator | None = None
     sigma: float = math.nan
     checks: int = CHECKS
     problem: _Problem | None = None
@@ -417,7 +417,7 @@ class _Job:
         usable = [trace for trace in traces if trace.best is not None]
         return min(usable, key=lambda trace: trace.best_value, default=None)
 
-    def _started(self, kind: Kind, build: Callable[[jax.Array], Strategy]) -> StartedTrace:
+    def _started(self, kind: Kind, build: Build) -> StartedTrace:
         """A trace for this problem."""
         searched, target_scheme = self.problem.scheme, self.problem.target_scheme
         stretch = functools.partial(_stretched, kind, searched.iterations, target_scheme.iterations)
@@ -537,7 +537,7 @@ class _Job:
         direct = kind.starts(stage.size) if self.problem.scheme.iterations <= _OWN_STARTS else []
         return [kind.stretch(start, n, self.problem.scheme.iterations), *direct]
 
-    def _judge(self, kind: Kind, mapping: Parameterization, samples: int) -> Judge | None:
+    def _judge(self, kind: Kind, mapping: Parameterization, samples: int) -> Evaluator | None:
         """Fresh samples for validation, where C could overfit those of the search."""
         if kind.tangents:
             return None
@@ -635,7 +635,7 @@ class StartedTrace(Trace):
       begun: losses of the starts, on the frozen samples.
     """
 
-    build: Callable[[jax.Array], Strategy] = dataclasses.field(kw_only=True)
+    build: Build = dataclasses.field(kw_only=True)
     stretch: Callable[[Strategy], Strategy] | None = dataclasses.field(kw_only=True, default=None)
     target: str = dataclasses.field(kw_only=True, default="this target")
     begun: list[float] = dataclasses.field(kw_only=True, default_factory=list)

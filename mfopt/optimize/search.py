@@ -146,8 +146,8 @@ def _widest(step: np.ndarray) -> float:
     return float(np.max(np.abs(step)))
 
 
-class _Curvature:
-    """Curvature of log σ that the tangents lack: a symmetric matrix K, learned from the steps.
+class _Curvature(list[np.ndarray]):
+    """Curvature of log σ that the tangents lack: the v of K = Σ v vᵀ, learned from the steps.
 
     Where a step s ends, the samples' gradient less the tangent's is about K s: symmetric rank-one
     updates (Nocedal and Wright 2006, section 6.2) from K = 0. Those of negative curvature are left
@@ -155,19 +155,16 @@ class _Curvature:
     fresh bins: a third of all steps went astray).
     """
 
-    def __init__(self) -> None:
-        self._parts: list[np.ndarray] = []  # K = Σ v vᵀ
-
     def times(self, x: np.ndarray) -> np.ndarray:
         """K x."""
-        return sum(((vector @ x) * vector for vector in self._parts), np.zeros_like(x))
+        return sum(((vector @ x) * vector for vector in self), np.zeros_like(x))
 
     def learn(self, step: np.ndarray, change: np.ndarray) -> None:
         """Update K so that K ``step`` is ``change``, where K stays positive semidefinite."""
         residual = change - self.times(step)
         along = float(residual @ step)
         if along > 1e-8 * np.linalg.norm(residual) * np.linalg.norm(step):
-            self._parts.append(residual / math.sqrt(along))
+            self.append(residual / math.sqrt(along))
 
 
 class _EnoughError(Exception):

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt.optimize.parameterization import Parameterization
+from mfopt.optimize.parameterization import Build, Parameterization
 from mfopt.strategies import Strategy, TimeScaled
 
 # at 8 × 32 and 16 × 128: 12 knots cost up to 0.3% of the error, 48 gain nothing
@@ -33,24 +33,21 @@ KNOTS = 24
 SAMPLES, STEPS, TOLERANCE = 2**13, 100, 2e-4
 _DIFFERENCE = 4.0  # a step of q in units of a step of p
 _ENDS = 0.3  # weight of the knots at the ends, in units of those in the middle
+_ANGLES = np.pi * np.linspace(0, 1, KNOTS)
+_UNITS = 1 / np.sqrt(np.maximum(np.sin(_ANGLES), _ENDS))
 
 
-def places(knots: int, n: int) -> np.ndarray:
-    """Steps of the knots, shape (knots,): (1 - cos πx)/2 for even x, from 0 to n - 1."""
-    return (1 - np.cos(np.pi * np.linspace(0, 1, knots))) / 2 * (n - 1)
+def places(n: int) -> np.ndarray:
+    """Steps of the knots, shape (KNOTS,): (1 - cos πx)/2 for even x, from 0 to n - 1."""
+    return (1 - np.cos(_ANGLES)) / 2 * (n - 1)
 
 
 @functools.lru_cache(maxsize=16)
-def _interpolation(knots: int, n: int) -> np.ndarray:
-    """W (n, knots) with log-diagonal = W · values at the knots."""
-    positions = places(knots, n)
-    columns = [np.interp(np.arange(n), positions, row) for row in np.eye(knots)]
+def _interpolation(n: int) -> np.ndarray:
+    """W (n, KNOTS) with log-diagonal = W · values at the knots."""
+    positions = places(n)
+    columns = [np.interp(np.arange(n), positions, row) for row in np.eye(KNOTS)]
     return np.stack(columns, axis=1)
-
-
-@functools.lru_cache(maxsize=16)
-def _units(knots: int) -> np.ndarray:
-    return 1 / np.sqrt(np.maximum(np.sin(np.pi * np.linspace(0, 1, knots)), _ENDS))
 
 
 def stretched(diagonal: np.ndarray, n: int) -> np.ndarray:
@@ -108,23 +105,22 @@ def scaled(
     if tilted is not None:
         strategy = level(strategy, n, tilted)
     base = parameterize(strategy.base, n)
-    positions = np.rint(places(KNOTS, n)).astype(int)
+    positions = np.rint(places(n)).astype(int)
     log_rows, log_columns = np.log(strategy.diagonals(n))[:, positions]
-    units = _units(KNOTS)
-    p, q = (log_columns + log_rows) / units, (log_columns - log_rows) / (_DIFFERENCE * units)
+    p, q = (log_columns + log_rows) / _UNITS, (log_columns - log_rows) / (_DIFFERENCE * _UNITS)
     build = _Build(base.build, len(base.start), n, tilted is not None)
     return Parameterization(np.concatenate([base.start, p, q]), build)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Build:
-    base: Callable[[jax.Array], Strategy]
+    base: Build
     size: int
     n: int
     levelled: bool
 
     def __call__(self, x: jax.Array) -> Strategy:
-        weights = jnp.asarray(_interpolation(KNOTS, self.n) * _units(KNOTS))
+        weights = jnp.asarray(_interpolation(self.n) * _UNITS)
         inside, p, q = jnp.split(x, [self.size, self.size + KNOTS])
         total, difference = weights @ p, _DIFFERENCE * (weights @ q)
         if self.levelled:

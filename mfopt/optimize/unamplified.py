@@ -31,14 +31,13 @@ import numpy as np
 import scipy
 from threadpoolctl import threadpool_limits
 
-from mfopt import query_error
 from mfopt._runtime import _check, _quick
 from mfopt._runtime._float64 import float64
 from mfopt.accounting import unamplified as sensitivities
 from mfopt.optimize import parameterization, starts
 from mfopt.optimize.defaults import BANDS, BUFFERS
 from mfopt.optimize.objective import Evaluation, Loss, log_rmse
-from mfopt.optimize.optimizers import Descent, Trace, descend
+from mfopt.optimize.optimizers import Descent, Evaluator, Trace, descend
 from mfopt.optimize.question import Form, Search
 from mfopt.sampling import CyclicPoisson, FixedOrder, MinSeparation, Scheme
 from mfopt.strategies import BLT, Banded, BandedToeplitz, Dense, Strategy, Toeplitz
@@ -103,13 +102,11 @@ class UnamplifiedOptimum(NamedTuple):
       strategy: C, scaled so that its sensitivity is 1.
       sensitivity: as recomputed by :mod:`mfopt.accounting.unamplified`; under cyclic Poisson
         sampling the largest column norm.
-      rmse: sensitivity · ‖A C⁻¹‖_F/√n: RMSE per unit of (noise over sensitivity).
       trace: history and the reason for stopping.
     """
 
     strategy: Strategy
     sensitivity: float
-    rmse: float
     trace: Trace
 
 
@@ -154,8 +151,7 @@ def optimize(
         _require_dense(scheme, plain)
         optimum = _dense(participation, search, equal_columns, descent)
     elif strategy == "banded":
-        shape = _shape(participation, bands, equal_columns)
-        optimum = _banded(minimized, shape, descent)
+        optimum = _banded(minimized, participation, bands, equal_columns, descent)
     else:
         build, start = (
             _blt(participation, buffers)
@@ -164,9 +160,7 @@ def optimize(
         )
         best = _descend(_traced(minimized, build), start, descent)
         optimum = jax.tree.map(lambda leaf: np.asarray(leaf), build(jnp.asarray(best)))
-    value = participation.norm(optimum, scheme)
-    rmse = float(query_error.rmse(PrefixSums(), optimum, n))
-    return UnamplifiedOptimum(optimum, value, value * rmse, trace)
+    return UnamplifiedOptimum(optimum, participation.norm(optimum, scheme), trace)
 
 
 def _require_dense(scheme: Scheme, plain: bool) -> None:
@@ -179,9 +173,7 @@ def _require_dense(scheme: Scheme, plain: bool) -> None:
         raise _check.reject("strategy", "dense", rule, "Use `objective=rmse`, or banded.")
 
 
-def _traced(
-    loss: Loss, build: Callable[[jax.Array], Strategy]
-) -> Callable[[np.ndarray], Evaluation]:
+def _traced(loss: Loss, build: parameterization.Build) -> Evaluator:
     """The loss of (C, 1) at parameters, with its gradient."""
     compiled = _quick.jit(jax.value_and_grad(lambda x: loss(build(x), 1.0)))
 
@@ -193,7 +185,7 @@ def _traced(
 
 
 def _descend(
-    evaluate: Callable[[np.ndarray], Evaluation],
+    evaluate: Evaluator,
     start: np.ndarray,
     descent: Descent,
     lowest: np.ndarray | None = None,
@@ -257,21 +249,19 @@ class FixedBands:
         return raw * jnp.sqrt(target / jnp.sum(raw**2, axis=0))
 
 
-def _shape(participation: Participation, bands: int, equal_columns: bool) -> FixedBands:
-    """Shape of a banded C, and what it is normalized by."""
-    n, separation, participations, periodic = participation
-    if not periodic and bands > separation:
-        rule = f"must be at most {separation}, so that a unit's columns do not overlap"
-        raise _check.reject("bands", bands, rule, "Use blt or toeplitz for a longer memory.")
-    return FixedBands(bands, n, separation, participations, equal_columns or not periodic)
-
-
-def _banded(loss: Loss, shape: FixedBands, descent: Descent) -> Banded:
+def _banded(
+    loss: Loss, participation: Participation, bands: int, equal_columns: bool, descent: Descent
+) -> Banded:
     """The banded C of lowest loss: its parameters are the entries themselves, bounded below.
 
     Entries >= 0 is what balls-in-bins needs; no bound was seen active at an optimum. Their
     logarithms would need no bound but converge three times slower.
     """
+    n, separation, participations, periodic = participation
+    if not periodic and bands > separation:
+        rule = f"must be at most {separation}, so that a unit's columns do not overlap"
+        raise _check.reject("bands", bands, rule, "Use blt or toeplitz for a longer memory.")
+    shape = FixedBands(bands, n, separation, participations, equal_columns or not periodic)
     entries = np.tile(square_root_coefs(shape.bands)[:, None], shape.n)
     if not shape.equal:
         # the optimum of a diagonal C: errors of early steps stay in more prefix sums
@@ -290,7 +280,7 @@ def _banded(loss: Loss, shape: FixedBands, descent: Descent) -> Banded:
 
 def _toeplitz(
     participation: Participation, bands: int, form: type[Toeplitz] | None
-) -> tuple[Callable[[jax.Array], Strategy], np.ndarray]:
+) -> tuple[parameterization.Build, np.ndarray]:
     """Ratios of neighbouring coefficients in (0, 1): non-negative and decreasing by construction.
 
     The earliest and densest participation is then the worst one (Kalinin and Lampert 2024), a
@@ -308,9 +298,7 @@ def _toeplitz(
     return build, np.log(ratios) - np.log1p(-ratios)
 
 
-def _blt(
-    participation: Participation, buffers: int
-) -> tuple[Callable[[jax.Array], Strategy], np.ndarray]:
+def _blt(participation: Participation, buffers: int) -> tuple[parameterization.Build, np.ndarray]:
     """log ω and the logit of λ; coefficients decrease where Σω <= 1, as at every optimum seen."""
     n = participation.iterations
     inside = parameterization.blt(starts.spread_blts(buffers, participation.separation)[0], n)

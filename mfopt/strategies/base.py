@@ -453,9 +453,7 @@ def _toeplitz_inverse(coefs: Array) -> Array:
 
 @compiled("scheme")
 def _toeplitz_modes(coefs: Array, scheme: BallsInBins) -> Array:
-    first_mode = _first_mode(coefs, scheme)
-    lag = jnp.arange(scheme.iterations)[:, None] - jnp.arange(scheme.bins)[None, :]
-    return jnp.where(lag >= 0, first_mode[jnp.clip(lag, 0)], 0)
+    return series.toeplitz(_first_mode(coefs, scheme), scheme.bins)
 
 
 @compiled("scheme")
@@ -532,7 +530,9 @@ def from_description(description: JsonObject, arrays: dict[str, np.ndarray]) -> 
             )
         elif isinstance(role, Parameter):
             if name in remaining:
-                values[name] = _stored(name, remaining.pop(name))
+                values[name] = value = remaining.pop(name)
+                if value.dtype != np.float64:
+                    raise _check.reject(name, f"array of {value.dtype}", "must be float64")
         elif name in description:
             values[name] = description[name]
         if name not in values and fields.default_of(cls, name) is dataclasses.MISSING:
@@ -547,12 +547,6 @@ def from_description(description: JsonObject, arrays: dict[str, np.ndarray]) -> 
             "strategy", description, f"its arrays describe {strategy.describe()} instead"
         )
     return strategy
-
-
-def _stored(name: str, value: np.ndarray) -> np.ndarray:
-    if value.dtype != np.float64:
-        raise _check.reject(name, f"array of {value.dtype}", "must be float64")
-    return value
 
 
 def _register(cls: type[Strategy]) -> None:

@@ -56,7 +56,7 @@ class BLT(Exponentials, ToeplitzStrategy):
         numbers: ModuleType = jnp
         if self.of_numbers:
             numbers = np
-            self._check_domain()
+            self.check_domain()
         root = numbers.sqrt(self.scale)
         symmetric = numbers.diag(numbers.asarray(self.decay)) - numbers.outer(root, root)
         decay, vectors = numbers.linalg.eigh(symmetric)
@@ -84,15 +84,14 @@ class BLT(Exponentials, ToeplitzStrategy):
         return {**super().describe(), "buffers": self.buffers}
 
     def check_entries(self, n: int) -> None:
-        self._check_domain()
+        self.check_domain()
         super().check_entries(n)
 
-    def _check_domain(self) -> None:
+    def check_domain(self, *shares: str) -> None:
         scale = np.asarray(self.scale)
         if not np.all(np.isfinite(scale)) or np.any(scale < 0):
             raise _check.reject("scale", scale.tolist(), "every ω must be a finite number >= 0")
-        self.check_shares("every λ must lie in [0, 1]", "decay")
-        self.check_gain()
+        super().check_domain(*shares)
 
 
 def _coefs(scale: Any, decay: Any, n: int) -> Any:

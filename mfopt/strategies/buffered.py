@@ -38,17 +38,14 @@ class Exponentials(Strategy):
                 "scale, decay", (self.scale.shape, self.decay.shape), "must be equally long"
             )
 
-    def check_gain(self) -> None:
-        """Raise :class:`UsageError` unless the diagonal is a finite number > 0."""
-        if not 0 < float(self.gain) < np.inf:
-            raise _check.reject("gain", float(self.gain), "must be a finite number > 0")
-
-    def check_shares(self, rule: str, *names: str) -> None:
-        """Raise :class:`UsageError` with this rule unless the parameters lie in [0, 1]."""
-        for name in names:
+    def check_domain(self, *shares: str) -> None:
+        """Raise :class:`UsageError` unless g is finite and > 0, and λ and ``shares`` in [0, 1]."""
+        for name in ("decay", *shares):
             values = np.asarray(getattr(self, name))
             if not np.all((values >= 0) & (values <= 1)):
-                raise _check.reject(name, values.tolist(), rule)
+                raise _check.reject(name, values.tolist(), "must lie in [0, 1]")
+        if not 0 < float(self.gain) < np.inf:
+            raise _check.reject("gain", float(self.gain), "must be a finite number > 0")
 
 
 class Buffered(Exponentials):
@@ -95,7 +92,7 @@ class Buffered(Exponentials):
         return _run(tables, x, forward=forward)
 
     def check_entries(self, n: int) -> None:
-        self.check_shares("every λ must lie in [0, 1]", "decay")
+        self.check_domain()
         super().check_entries(n)
 
 

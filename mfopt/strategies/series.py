@@ -128,10 +128,10 @@ def inverse_error(a: np.ndarray, inverse: np.ndarray) -> float:
     return worst
 
 
-def toeplitz(a: jax.Array) -> jax.Array:
-    """The n×n lower-triangular Toeplitz matrix with first column ``a`` (n,)."""
+def toeplitz(a: jax.Array, columns: int | None = None) -> jax.Array:
+    """The first ``columns`` (all n) of the n×n Toeplitz matrix of first column ``a`` (n,)."""
     n = a.shape[0]
-    lag = jnp.arange(n)[:, None] - jnp.arange(n)[None, :]
+    lag = jnp.arange(n)[:, None] - jnp.arange(columns or n)[None, :]
     return jnp.where(lag >= 0, a[jnp.clip(lag, 0)], 0)
 
 

@@ -92,6 +92,5 @@ class WaveBLT(Exponentials, ToeplitzStrategy):
         return {**super().describe(), "buffers": self.buffers}
 
     def check_entries(self, n: int) -> None:
-        self.check_shares("must lie in [0, 1]", "decay", "damping", "depth")
-        self.check_gain()
+        self.check_domain("damping", "depth")
         super().check_entries(n)

@@ -32,7 +32,7 @@ def command(clear: bool, proofs: bool, as_json: bool) -> None:
 
     most_compiled = compile_cache.MOST_BYTES
     folders: list[JsonObject] = []
-    rows: list[tuple[str, str]] = []
+    rows: display.Rows = []
     for content, folder, patterns, most_bytes in (
         ("compiled programs", compile_cache.base(), ("*/*-cache", "*/*-atime"), most_compiled),
         ("finished cells", cache.default_folder(), (cache.FILES,), cache.MOST_BYTES),

@@ -267,9 +267,9 @@ def _forms_to_search(arguments: SimpleNamespace) -> tuple[str, ...]:
         return (f"memory{arguments.memory}",)
     if arguments.strategy is not None:
         return (arguments.strategy,)
-    from mfopt.optimize.pipeline import default_kinds
+    from mfopt.optimize import defaults
 
-    return default_kinds(scheme, arguments.epsilon, arguments.buffers)
+    return defaults.kinds(scheme, arguments.epsilon, arguments.buffers)
 
 
 def _search(arguments: SimpleNamespace) -> Search:
@@ -341,7 +341,7 @@ def _report(factorization: Any, path: Path, seconds: float, error: float | None)
     )
 
 
-def _baselines(factorization: Factorization, error: float | None) -> list[tuple[str, str]]:
+def _baselines(factorization: Factorization, error: float | None) -> display.Rows:
     """Row of what independent noise has, see :func:`mechanisms.without_correlation`.
 
     ``error``: final-model error under the schedule that was typed.
@@ -387,7 +387,7 @@ _PUBLISHED = {
 }
 
 
-def _published(factorization: Factorization) -> list[tuple[str, str]]:
+def _published(factorization: Factorization) -> display.Rows:
     """Row of the best published mechanism for prefix sums, where shape and ε are of the table.
 
     Of the default sampling, that is whatever the sampling; of others, what has the same batches.
@@ -413,7 +413,7 @@ def _published(factorization: Factorization) -> list[tuple[str, str]]:
 _FRESH_BINS = ((0.5, 0.981), (2.0, 0.950), (8.0, 0.890), (16.0, 0.856))
 
 
-def _fresh_bins(factorization: Any) -> list[tuple[str, str]]:
+def _fresh_bins(factorization: Any) -> display.Rows:
     """Row of what assigning units to new bins in each epoch would gain of prefix sums."""
     import numpy as np
 
@@ -431,21 +431,21 @@ def _kept(factorization: Factorization) -> str:
     return str(facts.get("base", facts)["kind"])
 
 
-def _forms(factorization: Any) -> list[tuple[str, str]]:
+def _forms(factorization: Any) -> display.Rows:
     """Row of the other kinds of C searched, with their error relative to the best."""
     losses = factorization.provenance.get("forms", {})
     errors = {kind: math.exp(loss) for kind, loss in losses.items()}
     return _compared("form of C", errors, _kept(factorization), "is better")
 
 
-def _groups(factorization: Any) -> list[tuple[str, str]]:
+def _groups(factorization: Any) -> display.Rows:
     """Row of the other numbers of bands under cyclic Poisson sampling, with their error."""
     groups = factorization.provenance.get("groups", [])
     errors = {entry["size"]: entry["error"] for entry in groups}
     return _compared("bands", errors, getattr(factorization.sampling, "bands", 0), "are best")
 
 
-def _compared(name: str, errors: JsonObject, best: Any, verdict: str) -> list[tuple[str, str]]:
+def _compared(name: str, errors: JsonObject, best: Any, verdict: str) -> display.Rows:
     """Row of the errors of all but the best, relative to its own; none where it is alone."""
     differences = [
         f"{size}: {100 * (error / errors[best] - 1):+.2f}% error"
@@ -455,12 +455,12 @@ def _compared(name: str, errors: JsonObject, best: Any, verdict: str) -> list[tu
     return [(name, "; ".join([f"{best} {verdict}", *differences]))] if differences else []
 
 
-def _tried(factorization: Any) -> list[tuple[str, str]]:
+def _tried(factorization: Any) -> display.Rows:
     """Rows of the mechanisms tried, lowest error first."""
     tried = factorization.provenance.get("tried", [])
     ranked = sorted(tried, key=lambda candidate: candidate.get("estimated_error", math.inf))
     lowest = ranked[0].get("estimated_error", math.nan) if ranked else math.nan
-    rows: list[tuple[str, str]] = []
+    rows: display.Rows = []
     for candidate in ranked:
         size = f" ({candidate['size']})" if candidate["size"] else ""
         outcome = candidate.get("problem")
