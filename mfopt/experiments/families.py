@@ -31,8 +31,8 @@ from mfopt.sampling import BinScheme
 from mfopt.strategies import registered
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-# how C is found: in closed form, optimized in fixed order, in closed form with the best exponent
-FIXED, FIXED_ORDER, PUBLISHED, AMPLIFIED = "closed", "fixed-order", "published", "optimized"
+# how C is found: in closed form, optimized in fixed order or under the sampling
+FIXED, FIXED_ORDER, AMPLIFIED = "closed", "fixed-order", "optimized"
 
 
 class Family(NamedTuple):
@@ -43,13 +43,12 @@ class Family(NamedTuple):
       kind: of C.
       sampling: "unamplified", "poisson", "random-partition", "b-min-sep", "balls-in-bins" or
         "fresh-bins".
-      search: how C is found, see :data:`FIXED`.
+      search: how C is found, see :data:`FIXED`; or a form of :func:`.published.strategy`.
       scaled: whether C is put between two diagonals that vary with time.
       buffers: of a BLT.
       bands: whether there is a number of bands to choose.
       equal_columns: of C optimized in fixed order: cyclic Poisson sampling needs them.
       slow: left out unless named.
-      form: of :func:`.published.strategy`.
     """
 
     label: str
@@ -61,7 +60,6 @@ class Family(NamedTuple):
     bands: bool = False
     equal_columns: bool = True
     slow: bool = False
-    form: str = ""
 
     def candidates(self, setting: Comparison, epsilon: float) -> list[tuple[int, SigmaCell]]:
         """Sizes to choose from at this ε, with the cell of their σ."""
@@ -96,12 +94,12 @@ class Family(NamedTuple):
     def _optimum(self, goal: Goal, width: int) -> Cell:
         if self.search == FIXED or width == 1:
             return FixedCell("identity" if width == 1 else self.kind, max(width, 1))
-        if self.search == PUBLISHED:
-            return PublishedCell(goal, self.form, width or 2)
         if self.search == AMPLIFIED:
             return AmplifiedCell(goal, self.kind, self.scaled, max(width, 1), self.buffers)
-        size = goal.bins, goal.epochs, width, self.buffers
-        return UnamplifiedCell(self.kind, *size, self.equal_columns)
+        if self.search == FIXED_ORDER:
+            size = goal.bins, goal.epochs, width, self.buffers
+            return UnamplifiedCell(self.kind, *size, self.equal_columns)
+        return PublishedCell(goal, self.search, width or 2)
 
     def require(self, setting: Comparison) -> None:
         """Refuse a search or an account that does not fit into the memory that is free."""
@@ -220,15 +218,9 @@ FAMILIES = {
     "banded-inverse-sqrt": Family(
         "banded inverse sqrt, balls-in-bins", "banded-inverse-sqrt", BALLS, FIXED, bands=True
     ),
-    "normalized-sqrt": Family(
-        "normalized sqrt, balls-in-bins", "sqrt", BALLS, PUBLISHED, form="normalized-sqrt"
-    ),
-    "lambda-cgd": Family(
-        "DP-λCGD, balls-in-bins", "banded-inverse-sqrt", BALLS, PUBLISHED, form="lambda-cgd"
-    ),
-    "bifr": Family(
-        "BIFR, balls-in-bins", "banded-inverse-sqrt", BALLS, PUBLISHED, bands=True, form="bifr"
-    ),
+    "normalized-sqrt": Family("normalized sqrt, balls-in-bins", "sqrt", BALLS, "normalized-sqrt"),
+    "lambda-cgd": Family("DP-λCGD, balls-in-bins", "banded-inverse-sqrt", BALLS, "lambda-cgd"),
+    "bifr": Family("BIFR, balls-in-bins", "banded-inverse-sqrt", BALLS, "bifr", bands=True),
     "tree": Family("tree (Honaker), balls-in-bins", "tree", BALLS, FIXED),
 }
 DEFAULT = tuple(name for name, family in FAMILIES.items() if not family.slow)

@@ -67,12 +67,11 @@ def check_accountant(
         _executed(mechanism, sigma, patterns, effort)
 
 
-def drawn_patterns(mechanism: Mechanism, seed: int = 0) -> np.ndarray:
+def drawn_patterns(mechanism: Mechanism) -> np.ndarray:
     """Number of a group's units in each iteration, shape (runs, n), drawn by the scheme.
 
     Args:
       mechanism: whose scheme draws, and whose group is followed.
-      seed: of the first run.
     """
     scheme, group = mechanism.sampling, mechanism.group_size
     population = scheme.describe().get("population")
@@ -80,12 +79,12 @@ def drawn_patterns(mechanism: Mechanism, seed: int = 0) -> np.ndarray:
     counts = np.zeros((runs, scheme.length))
     if scheme.independent and population is None:
         # units are drawn each on its own, so that one run has as many groups as are wanted
-        drawn = scheme.draws(runs * group, seed)
+        drawn = scheme.draws(runs * group, 0)
         for t in range(scheme.length):
             counts[:, t] = np.bincount(np.asarray(drawn(t)) // group, minlength=runs)
         return counts
     for run in range(runs):
-        drawn = scheme.draws(population or 4 * group, seed + run)
+        drawn = scheme.draws(population or 4 * group, run)
         for t in range(scheme.length):
             counts[run, t] = np.count_nonzero(np.asarray(drawn(t)) < group)
     return counts

@@ -15,16 +15,15 @@ from mfopt.sampling import Adjacency, Scheme
 from mfopt.testing._rules import ERRORS, refused, rule
 
 _MOST_ITERATIONS = 2000
+_RUNS = 600  # simulated, each with its own seed
 
 
-def check_scheme(scheme: Scheme, *, population: int = 40, runs: int = 600, seed: int = 0) -> None:
+def check_scheme(scheme: Scheme, *, population: int = 40) -> None:
     """Check an example of a scheme against the requirements of the loader and the files.
 
     Args:
       scheme: an example, of few iterations (at most 2,000) and batches well below ``population``.
       population: number of units of the simulated runs.
-      runs: simulated runs, each with its own seed.
-      seed: the first of them.
 
     Raises:
       AssertionError: a rule is broken; the message says which.
@@ -37,16 +36,16 @@ def check_scheme(scheme: Scheme, *, population: int = 40, runs: int = 600, seed:
     _adjacency(scheme)
     if not scheme.executable:
         rule(
-            refused(scheme.sample, 0, population, seed) and refused(scheme.draws, population, seed),
+            refused(scheme.sample, 0, population, 0) and refused(scheme.draws, population, 0),
             "a scheme that is not executable must refuse to sample with a UsageError",
         )
         return
-    _steps(scheme, population, seed)
-    sizes, taking_part = _simulate(scheme, population, runs, seed)
+    _steps(scheme, population)
+    sizes, taking_part = _simulate(scheme, population)
     _laws(scheme, population, sizes)
     _epochs(scheme, taking_part)
     if scheme.independent:
-        _independence(scheme, population, runs, seed, taking_part)
+        _independence(scheme, population, taking_part)
 
 
 def _files(scheme: Scheme) -> None:
@@ -97,18 +96,18 @@ def _adjacency(scheme: Scheme) -> None:
         )
 
 
-def _steps(scheme: Scheme, population: int, seed: int) -> None:
+def _steps(scheme: Scheme, population: int) -> None:
     n = scheme.length
     for step in (-1, n, 0.5, True):
         rule(
-            refused(scheme.sample, step, population, seed),
+            refused(scheme.sample, step, population, 0),
             f"step {step!r} of {n} must be refused with a UsageError",
         )
-    drawn = scheme.draws(population, seed)
+    drawn = scheme.draws(population, 0)
     backwards = {t: np.asarray(drawn(t)) for t in reversed(range(n))}
     differs = False
     for t in range(n):
-        units = np.asarray(scheme.sample(t, population, seed))
+        units = np.asarray(scheme.sample(t, population, 0))
         rule(
             units.ndim == 1
             and np.issubdtype(units.dtype, np.integer)
@@ -117,27 +116,25 @@ def _steps(scheme: Scheme, population: int, seed: int) -> None:
             f"step {t} must be increasing indices among {population} units",
         )
         rule(
-            np.array_equal(units, scheme.sample(t, population, seed)),
+            np.array_equal(units, scheme.sample(t, population, 0)),
             f"step {t} is not a pure function of its arguments",
         )
         rule(
             np.array_equal(units, backwards[t]),
             f"draws gives other units than sample in step {t}: a resumed run would differ",
         )
-        differs |= not np.array_equal(units, scheme.sample(t, population, seed + 1))
+        differs |= not np.array_equal(units, scheme.sample(t, population, 1))
     rule(
         differs != scheme.public_order,
         "the draws must depend on the seed, unless the order is declared public",
     )
 
 
-def _simulate(
-    scheme: Scheme, population: int, runs: int, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _simulate(scheme: Scheme, population: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """(sizes (runs, n), participations of units (runs, n, population) as bool)."""
     n = scheme.length
-    taking_part = np.zeros((runs, n, population), dtype=bool)
-    for run in range(runs):
+    taking_part = np.zeros((_RUNS, n, population), dtype=bool)
+    for run in range(_RUNS):
         drawn = scheme.draws(population, seed + run)
         for t in range(n):
             taking_part[run, t, drawn(t)] = True
@@ -190,16 +187,14 @@ def _epochs(scheme: Scheme, taking_part: np.ndarray) -> None:
         )
 
 
-def _independence(
-    scheme: Scheme, population: int, runs: int, seed: int, taking_part: np.ndarray
-) -> None:
+def _independence(scheme: Scheme, population: int, taking_part: np.ndarray) -> None:
     """Independent units: a size varies as much as they do one by one, whoever else is there."""
     chance = taking_part.mean(axis=0)  # (n, population)
-    variance_of_units = np.sum(chance * (1 - chance), axis=1) * runs / (runs - 1)
+    variance_of_units = np.sum(chance * (1 - chance), axis=1) * _RUNS / (_RUNS - 1)
     varies = np.array(
         [float(scheme.batch_sizes(t, population).var()) for t in range(scheme.length)]
     )
-    error = np.sqrt(np.sum((1 - 2 * chance) ** 2 * chance * (1 - chance), axis=1) / runs)
+    error = np.sqrt(np.sum((1 - 2 * chance) ** 2 * chance * (1 - chance), axis=1) / _RUNS)
     slack = (ERRORS + 1) * error + 0.05 * varies
     rule(
         bool(np.all(np.abs(variance_of_units - varies) <= slack)),
@@ -210,20 +205,20 @@ def _independence(
     spread = np.sqrt(chance * (1 - chance))
     for unit in (1, population // 2, population - 1):
         product = np.mean(centred[:, :, 0] * centred[:, :, unit], axis=0)
-        bound = (ERRORS + 1) * spread[:, 0] * spread[:, unit] / math.sqrt(runs) + 1e-9
+        bound = (ERRORS + 1) * spread[:, 0] * spread[:, unit] / math.sqrt(_RUNS) + 1e-9
         rule(
             bool(np.all(np.abs(product) <= bound)),
             f"units are declared independent, and units 0 and {unit} are not",
         )
     fewer = max(1, population // 2)
     try:
-        taking_part_fewer = _simulate(scheme, fewer, runs, seed + runs)[1][:, :, 0]
+        taking_part_fewer = _simulate(scheme, fewer, _RUNS)[1][:, :, 0]
     except ValueError as problem:
         raise AssertionError(
             f"units are declared independent, and {fewer} units are refused: {problem}"
         ) from problem
     chance_of_both = (taking_part_fewer.mean(axis=0) + chance[:, 0]) / 2
-    error = np.sqrt(2 * chance_of_both * (1 - chance_of_both) / runs)
+    error = np.sqrt(2 * chance_of_both * (1 - chance_of_both) / _RUNS)
     rule(
         bool(
             np.all(

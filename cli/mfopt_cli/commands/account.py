@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -466,12 +466,14 @@ def run(arguments: SimpleNamespace) -> None:
     if arguments.plot is not None:
         answers.check_plot(arguments.plot, "phases", arguments.force)
     from mfopt.accounting.phases import Phase, over_training
+    from mfopt.factorization import load
 
     effort = answers.pop_effort(vars(arguments))
     protected = {name: getattr(arguments, name) for name in ("group_size", *answers.STATEMENT)}
+    files = {text: load(text) for text in arguments.phases if Path(text).is_file()}
     if not options.typed("privacy_unit"):
-        protected["privacy_unit"] = _unit_of_files(arguments.phases) or arguments.privacy_unit
-    phases = [_phase(text, protected) for text in arguments.phases]
+        protected["privacy_unit"] = _unit_of(files) or arguments.privacy_unit
+    phases = [_phase(text, files.get(text), protected) for text in arguments.phases]
     question: Any = {
         name: getattr(arguments, name) for name in ("epsilon", "delta", "points")
     } | effort
@@ -634,25 +636,21 @@ def _matrix(text: str) -> tuple[Strategy, Factorization | None]:
     return file.strategy, file
 
 
-def _unit_of_files(phases: Sequence[str]) -> str:
+def _unit_of(files: dict[str, Factorization]) -> str:
     """The privacy unit of the files among the phases; empty where there is none."""
-    from mfopt.factorization import load
-
-    units = {load(text).guarantee.privacy_unit for text in phases if Path(text).is_file()}
+    units = {file.guarantee.privacy_unit for file in files.values()}
     if len(units) > 1:
         rule = f"its files protect units of different names: {', '.join(sorted(units))}"
-        raise _check.reject("phases", " ".join(phases), rule, "Name the unit: --unit.")
+        raise _check.reject("phases", " ".join(files), rule, "Name the unit: --unit.")
     return "".join(units)
 
 
-def _phase(text: str, protected: Row) -> tuple[Mechanism, float]:
-    """(mechanism, σ) of a PHASE."""
+def _phase(text: str, file: Factorization | None, protected: Row) -> tuple[Mechanism, float]:
+    """(mechanism, σ) of a PHASE, which is a file or describes them."""
     from mfopt import sampling
     from mfopt.accounting import Mechanism
-    from mfopt.factorization import load
 
-    if Path(text).is_file():
-        file = load(text)
+    if file is not None:
         return Mechanism(file.sampling, file.strategy, **protected), file.noise_multiplier
     described, _, sigma = text.rpartition("@")
     try:
