@@ -19,7 +19,7 @@ from mfopt import words
 from mfopt.guarantee import Guarantee, questionable_delta
 from mfopt.progress import Progress, listening, within
 from mfopt_cli import display, sweeps
-from mfopt_cli.live import Live
+from mfopt_cli.live import of_command
 
 if TYPE_CHECKING:
     from mfopt.experiments.plots import Curve, Panel
@@ -110,7 +110,7 @@ def answer(
 
     started = time.perf_counter()
     rows: list[Row] = []
-    with Live(not places.quiet and not places.as_json) as live:
+    with of_command(places) as live:
         for number, point in enumerate(points):
             note = "" if swept is None else f"{swept} = {point[swept]:g}"
             total = None if swept is None else len(points)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import click
 from rich.console import Group, RenderableType
@@ -27,6 +28,11 @@ COMPILING = "compiling (first run only)"  # what comes before the first report o
 _TIMED = 0.2  # part of a stage that is timed before its end is told
 _SHORTEST = 10  # seconds left that are told: what follows the last step is not in them
 _FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 60.0  # seconds between lines where nothing can be redrawn
+
+
+def of_command(arguments: SimpleNamespace, stage: str = "starting") -> Live:
+    """The progress of a command, unless it is asked to be quiet or to print JSON."""
+    return Live(not arguments.quiet and not arguments.as_json, stage)
 
 
 class Live:

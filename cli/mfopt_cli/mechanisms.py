@@ -15,7 +15,7 @@ from mfopt._runtime._types import JsonObject
 from mfopt._version import ADVISED
 from mfopt.guarantee import questionable_delta
 from mfopt_cli import answers, display, messages
-from mfopt_cli.live import COMPILING, Live
+from mfopt_cli.live import COMPILING, of_command
 
 if TYPE_CHECKING:
     from mfopt.factorization import Factorization
@@ -122,7 +122,7 @@ def prove(arguments: SimpleNamespace, verb: str) -> tuple[Factorization, Path | 
     factorization = load(arguments.path)
     goal = {name: getattr(arguments, name) for name in ("epsilon", "delta")}
     effort = Effort(arguments.certify_samples, arguments.seed, certificate=arguments.certificate)
-    with Live(not arguments.quiet and not arguments.as_json, COMPILING) as live:
+    with of_command(arguments, COMPILING) as live:
         new = getattr(mfopt, verb)(
             factorization, effort=effort, progress=live, command=typed(), **goal
         )

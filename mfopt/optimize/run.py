@@ -183,11 +183,6 @@ def _best(job: _Job, search: _Search, size: kinds.Size, later_evaluations: int) 
     return trace
 
 
-def _stretched(kind: Kind, shorter: int, n: int, strategy: Strategy) -> Strategy:
-    assert kind.stretch is not None
-    return kind.stretch(strategy, shorter, n)
-
-
 @functools.partial(_quick.jit, static_argnums=0)
 def _norm(sampled: SampledLaw, strategy: Strategy) -> jax.Array:
     return sampled.norm(sampled.reduced(strategy))
@@ -420,7 +415,11 @@ class _Job:
     def _started(self, kind: Kind, build: Build) -> StartedTrace:
         """A trace for this problem."""
         searched, target_scheme = self.problem.scheme, self.problem.target_scheme
-        stretch = functools.partial(_stretched, kind, searched.iterations, target_scheme.iterations)
+
+        def stretch(strategy: Strategy) -> Strategy:
+            assert kind.stretch is not None
+            return kind.stretch(strategy, searched.iterations, target_scheme.iterations)
+
         target = f"`epsilon={self.target.epsilon:g}`, `delta={self.target.delta:g}`"
         to_target = stretch if searched != target_scheme else None
         return StartedTrace(build=build, stretch=to_target, target=target)

@@ -31,7 +31,7 @@ from mfopt.sampling import (
 )
 from mfopt_cli import answers, options, sweeps
 from mfopt_cli.answers import Row, answer
-from mfopt_cli.live import Live
+from mfopt_cli.live import of_command
 from mfopt_cli.options import MOST_GROUP, MOST_POINTS, PATH, Count, apply, option
 
 if TYPE_CHECKING:
@@ -483,7 +483,7 @@ def run(arguments: SimpleNamespace) -> None:
     for mechanism, _ in phases:
         ends.append(ends[-1] + mechanism.iterations)
     rows: list[Row] = []
-    with Live(not arguments.quiet and not arguments.as_json) as live:
+    with of_command(arguments) as live:
         live(Progress("run", 0, ends[-1], "iterations"))
         for iteration, guarantee in over_training(*accounted, **question):
             live(Progress("run", iteration, ends[-1], "iterations"))

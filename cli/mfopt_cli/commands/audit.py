@@ -17,7 +17,7 @@ from mfopt._runtime import _check
 from mfopt.errors import FailureError, UsageError
 from mfopt.progress import silent
 from mfopt_cli import display, options
-from mfopt_cli.live import Live
+from mfopt_cli.live import of_command
 from mfopt_cli.options import COUNT, option
 
 
@@ -51,7 +51,7 @@ def command(arguments: SimpleNamespace) -> None:
     from mfopt.training.audit import audit
 
     executed_again, why_not = None, "not a run's folder"
-    with Live(not arguments.quiet and not arguments.as_json) as live:
+    with of_command(arguments) as live:
         result = audit(
             account,
             settings,

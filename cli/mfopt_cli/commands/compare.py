@@ -9,7 +9,7 @@ import click
 
 from mfopt._runtime import _check, _files
 from mfopt_cli import display, options, sweeps
-from mfopt_cli.live import Live
+from mfopt_cli.live import of_command
 from mfopt_cli.options import COUNT, Count, option
 
 
@@ -106,7 +106,7 @@ def command(arguments: SimpleNamespace) -> None:
     from_files = [comparison.row_of_file(setting, name) for name in files]
     store = Cache(arguments.cache or default_folder())
 
-    with Live(not arguments.quiet and not arguments.as_json) as live:
+    with of_command(arguments) as live:
         by_family = comparison.every_size(setting, store, jobs=arguments.jobs, progress=live)
         rows = comparison.best(by_family) + from_files
         sizes = [row for candidates in by_family.values() for row in candidates] + from_files

@@ -12,7 +12,7 @@ import click
 from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
 from mfopt_cli import display, options
-from mfopt_cli.live import Live
+from mfopt_cli.live import of_command
 from mfopt_cli.options import COUNT, option
 
 
@@ -120,7 +120,7 @@ def build(arguments: SimpleNamespace) -> None:
             tokenizer=tokenizer,
             public=public,
         )
-    with Live(not arguments.quiet and not arguments.as_json) as live:
+    with of_command(arguments) as live:
         report = make(options=chosen, force=arguments.force, progress=live)
     if arguments.as_json:
         display.json_object(report)

@@ -21,7 +21,7 @@ from mfopt.guarantee import questionable_delta
 from mfopt.progress import Progress, Report
 from mfopt.sampling.named import NAMES
 from mfopt_cli import answers, display, mechanisms, options
-from mfopt_cli.live import COMPILING, Live
+from mfopt_cli.live import COMPILING, Live, of_command
 from mfopt_cli.options import COUNT, PATH, option
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def _made(arguments: SimpleNamespace, rates: Schedule | None, workload: Workload
 
     names = "epsilon delta sampling separation max_participations strategy buffers bands memory"
     names += " objective privacy_unit seed certify_samples certificate"
-    with Live(not arguments.quiet and not arguments.as_json, COMPILING) as live:
+    with of_command(arguments, COMPILING) as live:
         try:
             return mfopt.factorize(
                 epochs=arguments.epochs,
