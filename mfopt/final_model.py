@@ -101,13 +101,6 @@ def directions(schedules: Sequence[Schedule], n: int) -> np.ndarray:
     return np.concatenate([part / np.linalg.norm(part) for part in parts]) / np.sqrt(len(parts))
 
 
-def _principal(rows: np.ndarray) -> np.ndarray:
-    """Fewer rows with the same ‖W C⁻¹‖_F: directions of neighbouring curvatures nearly agree."""
-    _, sizes, axes = np.linalg.svd(rows, full_matrices=False)
-    kept = sizes > _NEGLIGIBLE * sizes[0]
-    return sizes[kept, None] * axes[kept]
-
-
 def _directions(schedule: Schedule, n: int) -> np.ndarray:
     rates = learning_rates(schedule, n)
     curvatures = CURVATURES / rates.sum()
@@ -160,7 +153,10 @@ class MixedError:
         workload_share: float = WORKLOAD_SHARE,
     ) -> None:
         self._workload, self._n, self._share = workload, n, workload_share
-        self._rows = _principal(directions(schedules, n))
+        # directions of neighbouring curvatures nearly agree: fewer rows with the same ‖W C⁻¹‖_F
+        _, sizes, axes = np.linalg.svd(directions(schedules, n), full_matrices=False)
+        kept = sizes > _NEGLIGIBLE * sizes[0]
+        self._rows = sizes[kept, None] * axes[kept]
         # compiled functions are cached by the objective
         self._content = (workload, n, workload_share, self._rows.tobytes())
 

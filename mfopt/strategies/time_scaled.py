@@ -87,6 +87,12 @@ class TimeScaled(Strategy):
         )
         return rows, columns
 
+    def _along(self, x: Array) -> tuple[Array, Array]:
+        """:meth:`diagonals`, for multiplication with ``x`` of shape (n, ...)."""
+        rows, columns = self.diagonals(x.shape[0])
+        shape = -1, *(1,) * (x.ndim - 1)
+        return rows.reshape(shape), columns.reshape(shape)
+
     @compiled("n")
     def materialize(self, n: int) -> Array:
         rows, columns = self.diagonals(n)
@@ -115,18 +121,18 @@ class TimeScaled(Strategy):
 
     @float64
     def multiply(self, x: Array) -> Array:
-        rows, columns = (_along(s, x) for s in self.diagonals(x.shape[0]))
+        rows, columns = self._along(x)
         return rows * self.base.multiply(columns * x)
 
     @compiled()
     def solve(self, y: Array) -> Array:
         y = jnp.asarray(y)
-        rows, columns = (_along(s, y) for s in self.diagonals(y.shape[0]))
+        rows, columns = self._along(y)
         return jnp.asarray(self.base.solve(y / rows)) / columns
 
     @float64
     def solve_transposed(self, y: Array) -> Array:
-        rows, columns = (_along(s, y) for s in self.diagonals(y.shape[0]))
+        rows, columns = self._along(y)
         return self.base.solve_transposed(y / columns) / rows
 
     @compiled("scheme")
@@ -198,11 +204,6 @@ def has_many_modes(scheme: BinScheme) -> bool:
     """Return True if there are too many bins or epochs to form the modes when G is known without
     them."""
     return max(scheme.bins, scheme.epochs) > _MANY
-
-
-def _along(diagonal: Array, x: Array) -> Array:
-    """``diagonal`` (n,) for multiplication with ``x`` (n, ...)."""
-    return diagonal.reshape(-1, *(1,) * (x.ndim - 1))
 
 
 def _blocks(coefs: jax.Array, epochs: int, bins: int) -> jax.Array:
