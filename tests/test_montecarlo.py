@@ -43,9 +43,9 @@ class Whole(BallsInBinsLoss):
     shared = None
 
 
-def pair_of(kind, scheme=SMALL):
-    strategy = every_strategy(scheme.iterations)[kind]
-    return dominating_pair.exact(strategy, scheme), strategy.materialize(scheme.iterations)
+def pair_of(kind):
+    strategy = every_strategy(SMALL.iterations)[kind]
+    return dominating_pair.exact(strategy, SMALL), strategy.materialize(SMALL.iterations)
 
 
 def design_point(pair, sigma, epsilon, samples=2**15, seed=2, placed=None):
@@ -172,16 +172,6 @@ def two_bins():
     return pair, sigma, epsilon, *plain.two_modes(pair.gram, sigma, epsilon).values()
 
 
-@pytest.mark.ci
-def test_two_bins_by_quadrature():
-    pair, sigma, epsilon, remove, add = two_bins()
-    mean, error = design_point(pair, sigma, epsilon)
-    assert abs(mean - remove) < K * error < 0.1 * remove
-    for direction, truth in (("remove", remove), ("add", add)):
-        delta = plain.delta(pair, sigma, epsilon, direction=direction, samples=2**18, seed=0)
-        assert abs(delta.value - truth) < K * delta.standard_error < 0.1 * truth
-
-
 # --- the certificate's bounds --------------------------------------------------------------------
 
 
@@ -207,9 +197,9 @@ def test_bounds_fail_no_more_often_than_stated_and_are_unbiased():
         assert np.median([bound.value for bound in bounds]) < 0.9 * bounds[0].ceiling
 
 
-def gram_and_factor(seed, scale, bins=5):
-    """A random Gram matrix of non-negative modes, in noise units."""
-    modes = np.random.default_rng(seed).exponential(size=(bins + 2, bins)) ** 2
+def gram_and_factor(seed, scale):
+    """A random Gram matrix of five non-negative modes, in noise units."""
+    modes = np.random.default_rng(seed).exponential(size=(7, 5)) ** 2
     modes *= scale / np.sqrt(np.mean(np.sum(modes**2, axis=0)))
     factor = np.linalg.qr(modes, mode="r").T
     return factor @ factor.T, factor
