@@ -15,9 +15,9 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from sources import ROOT
+
 PAGES = sorted(
     path.relative_to(ROOT)
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]

@@ -1,11 +1,11 @@
 """The schema of JSON output (docs/schema.json), and a check against it."""
 
 import json
-from pathlib import Path
 
 import jsonschema
+from sources import ROOT
 
-SCHEMA = json.loads((Path(__file__).parent.parent / "docs" / "schema.json").read_text())
+SCHEMA = json.loads((ROOT / "docs" / "schema.json").read_text())
 jsonschema.Draft202012Validator.check_schema(SCHEMA)
 _VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 

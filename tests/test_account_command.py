@@ -4,8 +4,7 @@ import json
 
 import click
 import pytest
-from commands import failure
-from mfopt_cli.main import main
+from commands import ended, failure, invoked, printed
 from mfopt_cli.sweeps import Sweep
 from statements import stated
 
@@ -73,28 +72,22 @@ CASES = [
 ]
 
 
-def run(capsys, *words):
-    main(["account", *map(str, words)])
-    return capsys.readouterr().out
-
-
-def first(shown):
-    parsed = json.loads(shown)
+def first(*words):
+    """The first answer of a kind of account."""
+    parsed = printed("account", *words)
     return parsed["results"][0] if "results" in parsed else parsed
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize(("name", "words", "mechanism"), CASES)
-def test_epsilon_from_sigma_and_sigma_from_epsilon_are_the_librarys(name, words, mechanism, capsys):
-    forward = first(
-        run(capsys, name, *words, "--noise-multiplier", SIGMA, "--delta", DELTA, "--json")
-    )
+def test_epsilon_from_sigma_and_sigma_from_epsilon_are_the_librarys(name, words, mechanism):
+    forward = first(name, *words, "--noise-multiplier", SIGMA, "--delta", DELTA)
     expected = account(mechanism, noise_multiplier=SIGMA, delta=DELTA)
     assert forward["epsilon"] == expected.epsilon and forward["status"] == expected.status
     assert forward["privacy_unit"] == mechanism.privacy_unit
     assert forward["adjacency"] == mechanism.adjacency
     epsilon = forward["epsilon"]
-    back = first(run(capsys, name, *words, "--eps", epsilon, "--delta", DELTA, "--json"))
+    back = first(name, *words, "--eps", epsilon, "--delta", DELTA)
     assert back["noise_multiplier"] == pytest.approx(SIGMA, rel=1e-4)
     assert back["epsilon"] == epsilon and back["delta"] == DELTA
 
@@ -107,11 +100,9 @@ def test_epsilon_from_sigma_and_sigma_from_epsilon_are_the_librarys(name, words,
         (["--group-size", "2", "--eps", "1,2"], "eps", [1, 2]),
     ],
 )
-def test_sweeps_over_any_one_argument_with_a_plot(sweep, swept, values, tmp_path, capsys):
+def test_sweeps_over_any_one_argument_with_a_plot(sweep, swept, values, tmp_path):
     plot = tmp_path / "sweep.png"
-    shown = json.loads(
-        run(capsys, "els", *RATE, "--delta", DELTA, *sweep, "--json", "--plot", plot)
-    )
+    shown = printed("account", "els", *RATE, "--delta", DELTA, *sweep, "--plot", plot)
     assert shown["swept"] == swept
     assert [row[swept] for row in shown["results"]] == values
     solved = [row["noise_multiplier" if swept == "eps" else "epsilon"] for row in shown["results"]]
@@ -181,10 +172,10 @@ BAD = {
 def test_bad_input_is_one_line_and_exit_code_2(name, bad, capsys):
     option, _, value = bad.partition(" ")
     words = {**GOOD[name], "--noise-multiplier": "1", "--delta": "1e-5", option: value}
-    with pytest.raises(SystemExit) as stopped:
-        run(capsys, name, *" ".join(f"{k} {v}" for k, v in words.items()).split())
+    typed = " ".join(f"{k} {v}" for k, v in words.items()).split()
+    assert ended("account", name, *typed) == 2
     shown = capsys.readouterr()
-    assert stopped.value.code == 2 and shown.out == ""
+    assert shown.out == ""
     *usage, message = shown.err.strip().splitlines()
     assert message.startswith(("mfopt: error: ", "Error: ")) and "Traceback" not in shown.err
     assert not usage or usage[0].startswith(("Usage", "["))
@@ -210,21 +201,20 @@ def file(tmp_path):
 
 
 def refused(capsys, *words):
-    with pytest.raises(SystemExit) as stopped:
-        run(capsys, *words)
+    assert ended("account", *words, "--json") == 2
     shown = capsys.readouterr()
-    assert stopped.value.code == 2 and (not shown.out or json.loads(shown.out)["error"])
+    assert json.loads(shown.out)["error"]
     return shown.err
 
 
-AT = ["--noise-multiplier", "3", "--delta", "1e-3", "--json"]
+AT = ["--noise-multiplier", "3", "--delta", "1e-3"]
 
 
 @pytest.mark.ci
 def test_a_files_bins_are_its_own(file, capsys):
     path = file(BallsInBins(4, 3), BandedSquareRoot(2))
     words = ["--strategy", path, *AT, "--estimate"]
-    actual = first(run(capsys, "balls-in-bins", *words))
+    actual = first("balls-in-bins", *words)
     assert actual["details"]["sampling"] == BallsInBins(4, 3).describe()
     for other in (["--iters", "8"], ["--epochs", "2,3"]):
         message = refused(capsys, "balls-in-bins", *words, *other)
@@ -233,19 +223,19 @@ def test_a_files_bins_are_its_own(file, capsys):
     for other in (["--iters", "8"], ["--rethrow", "1"]):
         message = refused(capsys, "fresh-bins", "--strategy", fresh, *AT, "--estimate", *other)
         assert "the mechanism of the file has" in message and other[0] in message
-    order = first(run(capsys, "fixed-order", "--strategy", path, *AT))
+    order = first("fixed-order", "--strategy", path, *AT)
     assert order["epsilon"] > actual["epsilon"]
 
 
 def test_a_banded_file_is_accounted_as_it_is(file, capsys):
     scheme = CyclicPoisson(0.2, 3, 60)
     path = file(scheme, BandedSquareRoot(3))
-    actual = first(run(capsys, "banded", path, *AT))
+    actual = first("banded", path, *AT)
     expected = account(
         Mechanism(scheme, BandedSquareRoot(3)), noise_multiplier=3.0, delta=1e-3
     ).epsilon
     assert actual["epsilon"] == expected
-    other = first(run(capsys, "banded", path, *AT, "--probability", "0.1", "--bands", "4"))
+    other = first("banded", path, *AT, "--probability", "0.1", "--bands", "4")
     assert other["details"]["sampling"] == CyclicPoisson(0.1, 4, 60).describe()
     assert "--iters" in refused(capsys, "banded", path, *AT, "--iters", "50")
     refused(capsys, "banded", path, *AT, "--bands", "2", "--probability", "0.1")
@@ -255,9 +245,8 @@ def test_a_banded_file_is_accounted_as_it_is(file, capsys):
     # C for cyclic Poisson sampling has no bins: they are to be given, and to fit
     refused(capsys, "fixed-order", "--strategy", path, *AT)
     refused(capsys, "fixed-order", "--strategy", path, *AT, "--iters", "10", "--epochs", "5")
-    assert first(
-        run(capsys, "fixed-order", "--strategy", path, *AT, "--iters", "10", "--epochs", "6")
-    )["epsilon"]
+    fitting = first("fixed-order", "--strategy", path, *AT, "--iters", "10", "--epochs", "6")
+    assert fitting["epsilon"]
 
 
 @pytest.mark.parametrize(
@@ -272,7 +261,7 @@ def test_a_banded_file_is_accounted_as_it_is(file, capsys):
 )
 def test_no_epsilon_is_a_place_to_ask_delta_at_and_no_target(words, capsys):
     position = [
-        first(run(capsys, *words, "--noise-multiplier", "2", "--eps", eps, "--json"))["delta"]
+        first(*words, "--noise-multiplier", "2", "--eps", eps)["delta"]
         for eps in ("0", "1e-6", "0.5")
     ]
     assert 1 > position[0] >= position[1] > position[2]
@@ -283,9 +272,8 @@ def test_a_run_of_phases(file, tmp_path, capsys):
     plot = tmp_path / "run.png"
     words = ["poisson:probability=0.02,iterations=50@1.1"]
     words += ["cyclic-poisson:probability=0.2,bands=2,iterations=40/banded-sqrt:2@2.5"]
-    shown = json.loads(
-        run(capsys, "run", *words, "--delta", DELTA, "--points", 3, "--plot", plot, "--json")
-    )["results"]
+    sizes = ["--delta", DELTA, "--points", 3, "--plot", plot]
+    shown = printed("account", "run", *words, *sizes)["results"]
     assert [row["iterations"] for row in shown] == [25, 50, 90]
     pair = [
         Phase(Mechanism(Poisson(0.02, 50)), 1.1),
@@ -293,7 +281,8 @@ def test_a_run_of_phases(file, tmp_path, capsys):
     ]
     assert shown[-1]["epsilon"] == phases.compose(pair, delta=DELTA).epsilon
     assert plot.read_bytes().startswith(b"\x89PNG")
-    table = run(capsys, "run", file(BallsInBins(4, 2), SquareRoot()), "--eps", 3, "--estimate")
+    path = file(BallsInBins(4, 2), SquareRoot())
+    table = invoked("account", "run", path, "--eps", 3, "--estimate").stdout
     assert "ESTIMATE" in table or "estimate" in table
     for wrong in (
         ["poisson:probability=0.02,iterations=50", "--delta", DELTA],
@@ -342,16 +331,12 @@ def test_a_conflict_of_options_or_with_a_companion_is_named(words, capsys):
 
 
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace"])
-def test_a_bound_is_shown_with_what_some_data_attain(adjacency, capsys):
+def test_a_bound_is_shown_with_what_some_data_attain(adjacency):
     words = ["account", "fixed-batch", "--batch-size=50", "--population=1000", "--iters=40"]
     words += [f"--adjacency={adjacency}", "--noise-multiplier=1", "--delta=1e-5"]
-    main([*words, "--json"])
-    printed = json.loads(capsys.readouterr().out)
-    below, above = printed["details"]["bracket"]
-    assert printed["status"] == "bound" and above == printed["epsilon"] and 0.9 * above < below
-    main(words)
-    line = next(
-        splitline for splitline in capsys.readouterr().out.splitlines() if "at least" in splitline
-    )
+    actual = printed(*words)
+    below, above = actual["details"]["bracket"]
+    assert actual["status"] == "bound" and above == actual["epsilon"] and 0.9 * above < below
+    line = next(line for line in invoked(*words).stdout.splitlines() if "at least" in line)
     shown = float(line.split("ε = ")[1].split(",")[0])
     assert below * (1 - 1e-5) < shown <= below

@@ -18,7 +18,7 @@ from mfopt.accounting.monte_carlo.evidence import Point, Trial
 from mfopt.accounting.verify import Engine
 from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins
-from mfopt.strategies import BandedToeplitz, Identity
+from mfopt.strategies import BandedToeplitz
 
 KEY = chunked.seed_key(5)
 PAIR = CountPair(8, 3, 4.0)
@@ -155,7 +155,7 @@ def test_overlaps_that_do_not_fit_are_refused_before_they_are_made():
 def test_groups_of_independent_noise_are_near_the_exact_mixture():
     """σ for (ε, δ): above the exact mixture's, and near it, where the profile's bound is not."""
     guarantee = account(
-        Mechanism(BallsInBins(8, 4), Identity(), group_size=3),
+        Mechanism(BallsInBins(8, 4), group_size=3),
         epsilon=2.0,
         delta=1e-3,
         seed=9,

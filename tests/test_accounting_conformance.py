@@ -223,7 +223,7 @@ def test_scaling_c_scales_sigma():
 )
 def test_every_kind_of_c_is_accounted_as_its_dense_matrix_or_refused_as_it_is(scheme, kind):
     strategy = every_strategy(12)[kind]
-    dense = Mechanism(scheme, Dense(np.asarray(strategy.materialize(12))))
+    dense = Mechanism(scheme, Dense(strategy.materialize(12)))
     question = {"noise_multiplier": 3.0, "delta": 1e-5}
     try:
         guarantee = account(Mechanism(scheme, strategy), **question)

@@ -129,7 +129,7 @@ def test_the_beginning_of_a_tree_is_no_smaller_tree():
     """The first rows of C are released, whose columns are longer than those of a tree for them."""
     mechanism = Mechanism(FixedOrder(bins=4, epochs=2), Tree())
     half, whole = (actual for _, actual in phases.over_training(mechanism, 2.0, 1e-5, points=2))
-    rows = np.asarray(Tree().materialize(8))[:4, :4]
+    rows = Tree().materialize(8)[:4, :4]
     norm = float(np.max(np.linalg.norm(rows, axis=0)))
     exact = gaussian.epsilon(norm / 2.0, 1e-5)
     assert half.epsilon == pytest.approx(exact, rel=1e-9)

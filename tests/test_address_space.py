@@ -13,11 +13,11 @@ resource = pytest.importorskip("resource")
 GIB = 2**30
 
 
-def limited(words, limit=GIB):
+def limited(words):
     """A command under ``ulimit -v``, begun by a shell: a fork of this process would warn of JAX."""
     command = [sys.executable, "-c", "from mfopt_cli.main import main; main()", *words]
     return subprocess.run(
-        ["sh", "-c", f'ulimit -v {limit // 1024}; exec "$@"', "sh", *command],
+        ["sh", "-c", f'ulimit -v {GIB // 1024}; exec "$@"', "sh", *command],
         capture_output=True,
         text=True,
         timeout=120,

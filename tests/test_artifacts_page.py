@@ -6,7 +6,6 @@ import functools
 import json
 import math
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +13,8 @@ from documentation import PAGES, ROOT
 
 from mfopt.experiments.families import FAMILIES
 
-FOLDER = Path(__file__).parents[1] / "artifacts"
-DOCS = FOLDER.parent / "docs"
+FOLDER = ROOT / "artifacts"
+DOCS = ROOT / "docs"
 
 
 def rows(name, folder=FOLDER):

@@ -81,7 +81,7 @@ def test_one_throw_is_balls_in_bins(epochs):
     loss = FreshBinsLaw(FreshBins(8, epochs, epochs)).loss(Identity())
     assert loss.free_bounds()[0] == Orthogonal(8, loss.free_bounds()[0].squared_norm)
     fresh, kept = (
-        account(Mechanism(s, Identity()), epsilon=1.0, delta=1e-5).noise_multiplier
+        account(Mechanism(s), epsilon=1.0, delta=1e-5).noise_multiplier
         for s in (FreshBins(8, epochs, epochs), BallsInBins(8, epochs))
     )
     assert fresh == pytest.approx(kept, rel=1e-6)

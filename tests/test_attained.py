@@ -2,14 +2,13 @@
 
 import dataclasses
 import itertools
-import json
 import math
 import sys
 
 import numpy as np
 import plain_monte_carlo as plain
 import pytest
-from mfopt_cli.main import main
+from commands import printed
 from scipy import stats
 
 from mfopt.accounting import Mechanism, account, attained, phases, unamplified
@@ -226,12 +225,10 @@ def test_phases_have_the_lower_end_of_their_composition():
 
 
 @pytest.mark.parametrize("question", ["--eps 2 --delta 1e-5", "--noise-multiplier 1 --delta 1e-5"])
-def test_fedavg_shows_what_its_sampled_release_attains(question, capsys):
-    shape = ["--probability", "0.01", "--iters", "100", "--json"]
-    main(["account", "fedavg", *shape, *question.split()])
-    printed = json.loads(capsys.readouterr().out)
-    below, above = printed["details"]["bracket"]
-    assert printed["status"] == "bound" and 0.4 * above < below < above
-    main(["account", "dpsgd", *shape, *question.split()])
-    exact = json.loads(capsys.readouterr().out)
+def test_fedavg_shows_what_its_sampled_release_attains(question):
+    words = ["--probability", 0.01, "--iters", 100, *question.split()]
+    actual = printed("account", "fedavg", *words)
+    below, above = actual["details"]["bracket"]
+    assert actual["status"] == "bound" and 0.4 * above < below < above
+    exact = printed("account", "dpsgd", *words)
     assert below == exact["details"]["bracket"][0]

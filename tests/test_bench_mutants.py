@@ -5,8 +5,7 @@ import shlex
 from pathlib import Path
 
 import bench_mutants as bench
-
-ROOT = Path(__file__).parent.parent
+from sources import ROOT
 
 
 def test_what_a_mutant_changes_stands_once_and_its_tests_exist():

@@ -12,8 +12,8 @@ from mfopt.sampling import BallsInBins
 from mfopt.strategies import BLT, Strategy, TimeScaled, blt_gram, time_scaled
 
 
-def _case(epochs, bins, decay, seed=0):
-    rng = np.random.default_rng(seed)
+def _case(epochs, bins, decay):
+    rng = np.random.default_rng(0)
     n = epochs * bins
     base = BLT(0.3 * rng.random(len(decay)) + 0.01, np.array(decay), 1.7)
     rows, columns = np.exp(0.3 * rng.normal(size=(2, n)))
@@ -21,7 +21,7 @@ def _case(epochs, bins, decay, seed=0):
 
 
 def _modes(strategy, scheme):
-    dense = np.asarray(strategy.materialize(scheme.iterations))
+    dense = strategy.materialize(scheme.iterations)
     return dense.reshape(len(dense), scheme.epochs, scheme.bins).sum(axis=1)
 
 

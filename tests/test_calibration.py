@@ -10,6 +10,7 @@ import pytest
 from commands import printed
 from selection import before_release
 from test_strategies import every_strategy
+from test_verify import words_of
 
 from mfopt import strategies as S
 from mfopt.accounting import Effort, Mechanism, solve, verify
@@ -41,7 +42,7 @@ def one_bin():
     """Without amplification the smallest σ is known: norm of the one mode over μ(ε, δ)."""
     strategy = every_strategy(3)["blt"]
     return dominating_pair.exact(strategy, ONE_BIN), np.linalg.norm(
-        np.asarray(strategy.materialize(3)).sum(axis=1)
+        strategy.materialize(3).sum(axis=1)
     )
 
 
@@ -192,24 +193,21 @@ def test_estimate_and_certificate_share_no_sample(pair, monkeypatch):
     real_total, subkey = chunked.total, chunked.subkey
 
     def watch(kernel, key, *arguments, **options):
-        used.append(tuple(np.asarray(jax.random.key_data(key)).tolist()))
+        used.append(words_of(key))
         return real_total(kernel, key, *arguments, **options)
 
     monkeypatch.setattr(chunked, "total", watch)
     release(pair, 1.0, 1e-4, effort=Effort(samples=2**14, seed=2))
     # searches for σ look again and again at one sample each; nothing else does
     estimate = subkey(chunked.seed_key(2), verify._DOMAIN, 0)
-    searches = [
-        tuple(np.asarray(jax.random.key_data(key)).tolist())
-        for key in (chunked.seed_key(0), estimate)
-    ]
+    searches = [words_of(key) for key in (chunked.seed_key(0), estimate)]
     variants = [key for key in used if key not in searches]
     assert set(searches) <= set(used)
     assert len(variants) >= 5 and len(set(variants)) == len(variants)
     # and the optimizer's, from the same seed, are none of them
     for path in (0, 1):
         key = subkey(chunked.seed_key(2), path)
-        assert tuple(np.asarray(jax.random.key_data(key)).tolist()) not in used
+        assert words_of(key) not in used
 
 
 def sigma_of(*words):
@@ -235,7 +233,7 @@ def test_one_sigma_from_every_command(kind, tmp_path):
     if kind == "identity":  # without samples: commands that take no seed of a certificate, too
         families = ("--include", "dpsgd+balls-in-bins", "--cache", tmp_path / "cells")
         assert sigma_of("compare", *length, *target, *families) == sigma
-        mechanism = Mechanism(BallsInBins(16, 2), S.Identity())
+        mechanism = Mechanism(BallsInBins(16, 2))
         assert privacy.solved(mechanism, 2.0, 1e-5).noise_multiplier == sigma  # train's
 
 

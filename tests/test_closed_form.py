@@ -79,7 +79,7 @@ def poisson_epsilon(sigma, probability, rounds):
 @pytest.mark.parametrize(("sampling", "kind", "options"), CASES)
 def test_sigma_and_error_are_those_of_independent_oracles(sampling, kind, options):
     actual = cached_factorization(sampling, kind, tuple(options.items()))
-    scheme, matrix = actual.sampling, np.asarray(actual.strategy.materialize(N))
+    scheme, matrix = actual.sampling, actual.strategy.materialize(N)
     assert scheme.kind == sampling and actual.strategy.kind == kind
     sigma, stated = actual.noise_multiplier, actual.guarantee
     assert (stated.epsilon, stated.delta, stated.status in ("exact", "bound")) == (

@@ -78,8 +78,8 @@ def test_no_draw_exceeds_the_sum_of_bounds(order, reference):
         assert max(excess) > -0.7  # and it is no empty bound
 
 
-def observed(pair, point, kind, order, samples=2**15, change=lambda tilt: tilt):
-    tilt = change(pairs.tilt(kind, order, pair, point))
+def observed(pair, point, kind, order, samples=2**15):
+    tilt = pairs.tilt(kind, order, pair, point)
     actual = Pilot(tilt, *pairs.total(pair, tilt, point, samples, chunked.seed_key(1)))
     mean = math.exp(actual.log_mean)
     return mean, mean * actual.deviation / math.sqrt(actual.samples), actual

@@ -3,19 +3,17 @@
 import csv
 import math
 import re
-from pathlib import Path
 
 import bench_optima
 import pytest
 from questions import asked
 from selection import before_release
+from sources import ROOT
 
 from mfopt.accounting import Mechanism, account
 from mfopt.optimize import auto, optimize
 from mfopt.sampling import BallsInBins, Poisson
-from mfopt.strategies import Identity
 
-ROOT = Path(__file__).parent.parent
 LIMIT = 0.003  # of RMSE; two estimates of σ on 2^15 samples differ by 0.1%
 
 pytestmark = pytest.mark.ci
@@ -85,7 +83,7 @@ def test_a_closed_form_of_the_field_is_found_again(table):
     required = stored(table, family="dpsgd+poisson", epsilon=2.0)
     epochs, bins = map(int, re.findall(r"\d+", table))
     scheme = Poisson(1 / bins, epochs * bins)
-    sigma = account(Mechanism(scheme, Identity()), epsilon=2.0, delta=1e-5).noise_multiplier
+    sigma = account(Mechanism(scheme), epsilon=2.0, delta=1e-5).noise_multiplier
     rmse = sigma * math.sqrt((scheme.iterations + 1) / 2)
     assert rmse == pytest.approx(required, rel=LIMIT)
 

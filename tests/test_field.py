@@ -4,17 +4,16 @@ import itertools
 import math
 import re
 import shutil
-from pathlib import Path
 
 import field
 import numpy as np
 import pytest
 from mfopt_cli.commands import optimize
+from sources import ROOT
 
 from mfopt.experiments import families
 from mfopt.experiments.families import Comparison
 
-ROOT = Path(__file__).parents[1]
 ARTIFACTS = ROOT / "artifacts"
 
 

@@ -48,10 +48,10 @@ def test_a_noisy_quadratic_ends_where_the_directions_say(schedule):
 def test_the_error_is_that_of_the_dense_inverse(kind):
     strategy = STRATEGIES[kind]
     rows = final_model.directions(final_model.DEFAULT_SCHEDULES, N)
-    dense = np.linalg.norm(rows @ np.linalg.inv(np.asarray(strategy.materialize(N))))
+    dense = np.linalg.norm(rows @ np.linalg.inv(strategy.materialize(N)))
     assert final_model.error(strategy, N, 1.5) == pytest.approx(1.5 * dense, rel=1e-9)
     # a control: the transposed inverse has another norm
-    wrong = np.linalg.norm(rows @ np.linalg.inv(np.asarray(strategy.materialize(N))).T)
+    wrong = np.linalg.norm(rows @ np.linalg.inv(strategy.materialize(N)).T)
     assert wrong != pytest.approx(dense, rel=1e-3)
 
 

@@ -5,19 +5,17 @@ import os
 import re
 import time
 import tomllib
-from pathlib import Path
 
 import click
 from commands import invoked, printed
 from mfopt_cli import mechanisms
 from mfopt_cli.commands import train
+from sources import ROOT
 
 import mfopt
 from mfopt._runtime import _files, _notes
 from mfopt._version import ADVISED
 from mfopt.experiments import cache
-
-ROOT = Path(__file__).parent.parent
 
 
 def test_help_of_train_shows_what_it_does_without_a_file():

@@ -134,12 +134,12 @@ def test_products_are_never_formed_for_each_example():
 # --- right loops ---------------------------------------------------------------------------------
 
 
-def run_steps(step, steps=3, params=PARAMS):
-    """Means of an unpinned run of ``step(params, state, batch, t)``, under jit."""
-    state = RUN.init(params)
+def run_steps(step):
+    """Means of three unpinned steps of ``step(params, state, batch, t)``, under jit."""
+    state = RUN.init(PARAMS)
     means = []
-    for t, batch in enumerate(list(RUN.batches(state))[:steps]):
-        mean, state = step(params, state, batch, t)
+    for t, batch in enumerate(list(RUN.batches(state))[:3]):
+        mean, state = step(PARAMS, state, batch, t)
         means.append(mean)
     return means
 

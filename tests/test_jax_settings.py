@@ -5,12 +5,12 @@ import functools
 import itertools
 import os
 import re
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from processes import python
+from sources import ROOT
 
 from mfopt import query_error, strategies, workloads
 from mfopt._runtime import _float64
@@ -38,9 +38,9 @@ PARAMETERS = {"a": np.zeros((3, 2), np.float32), "b": np.zeros(5, np.float32)}
 def numbers(kind):
     strategy = KINDS[kind]
     return (
-        np.asarray(strategy.materialize(16)),
+        strategy.materialize(16),
         np.asarray(strategy.solve(np.eye(16))),
-        np.asarray(strategy.gram(SCHEME)),
+        strategy.gram(SCHEME),
         query_error.rmse(workloads.Momentum(0.9, np.ones(16)), strategy, 16, 1.0),
     )
 
@@ -113,7 +113,7 @@ ENVIRONMENT = {
     "JAX_DEBUG_NANS": "True",
     "JAX_ENABLE_X64": "0",
 }
-FILE = Path(__file__).parents[1] / "artifacts" / "factorizations" / "blt-4-8x32-eps2.npz"
+FILE = ROOT / "artifacts" / "factorizations" / "blt-4-8x32-eps2.npz"
 CODE = "from mfopt_cli.main import main; main()"
 CHANGING = re.compile(r'"(?:\w*seconds\w*|\w*_per_second|date|\w*_bytes|path)": [^,\n}]+')
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 from selection import before_release
+from sources import ROOT
 
-PAGE = (Path(__file__).parent.parent / "docs" / "howto" / "loops.md").read_text()
+PAGE = (ROOT / "docs" / "howto" / "loops.md").read_text()
 TABLE = {name: int(count) for name, count in re.findall(r"^\| ([^|]+) \| (\d+) \|$", PAGE, re.M)}
 DIFFS = {
     part.split("\n", 1)[0]: re.search(r"^```diff\n(.*?)^```", part, re.S | re.M)[1]

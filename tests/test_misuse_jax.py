@@ -348,9 +348,9 @@ class Counted(Loop):
         self.batches = RUN.batches(self.state)
         self.state = next(self.until(self.batches))
 
-    def until(self, batches, state=None):
+    def until(self, batches):
         """The state before the first batch of two and more."""
-        state = self.state if state is None else state
+        state = self.state
         for batch in batches:
             if batch.mask.sum() > 1:
                 self.batch = batch

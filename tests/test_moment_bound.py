@@ -3,11 +3,11 @@
 import dataclasses
 import itertools
 import math
-from pathlib import Path
 
 import numpy as np
 import plain_monte_carlo as plain
 import pytest
+from sources import ROOT
 
 import mfopt
 from mfopt import strategies as S
@@ -30,7 +30,7 @@ from mfopt.sampling import BallsInBins, FreshBins
 
 SMALL = BallsInBins(bins=6, epochs=3)
 SQRT = S.BandedSquareRoot(6)
-DEFAULT = Path(__file__).parent.parent / "artifacts/factorizations/optimize-blt-16x128-eps2.npz"
+DEFAULT = ROOT / "artifacts/factorizations/optimize-blt-16x128-eps2.npz"
 
 
 def small():
@@ -80,7 +80,7 @@ def test_moments_are_sums_over_tuples():
 @pytest.mark.ci
 def test_the_second_moment_of_reassigned_bins():
     scheme, strategy = FreshBins(bins=3, epochs=3), S.BandedSquareRoot(3)
-    matrix, sigma = np.asarray(strategy.materialize(9)), 1.3
+    matrix, sigma = strategy.materialize(9), 1.3
     modes = [
         sum(matrix[:, 3 * g + k] for g, k in enumerate(bins)) / sigma
         for bins in itertools.product(range(3), repeat=3)

@@ -22,7 +22,7 @@ C = TimeScaled(
     np.exp(0.3 * np.cos(7 * STEPS)),
     np.exp(0.3 - 0.6 * STEPS),
 )
-MODES = np.asarray(C.materialize(EPOCHS * BINS)).reshape(-1, EPOCHS, BINS).sum(axis=1)
+MODES = C.materialize(EPOCHS * BINS).reshape(-1, EPOCHS, BINS).sum(axis=1)
 GRAM = MODES.T @ MODES
 
 
@@ -138,7 +138,7 @@ def test_the_strategy_is_taken_in_pieces_where_bins_are_many(small, strategy, in
     pair = dominating_pair.exact(strategy, BallsInBins(bins=BINS, epochs=EPOCHS))
     assert isinstance(pair.factor, nested.HierarchicalLowRank) == in_pieces
     assert (BallsInBinsLoss(pair).work == nested.WORK) == in_pieces
-    modes = np.asarray(strategy.widened().materialize(EPOCHS * BINS))
+    modes = strategy.widened().materialize(EPOCHS * BINS)
     modes = modes.reshape(-1, EPOCHS, BINS).sum(axis=1)
     above = np.linalg.eigvalsh(pair.gram - modes.T @ modes)
     assert above[0] > 0 and above[-1] < 1e-6 * np.trace(pair.gram) / BINS

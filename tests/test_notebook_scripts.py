@@ -3,9 +3,9 @@
 import functools
 import gzip
 import importlib.util
-from pathlib import Path
 
 import pytest
+from sources import ROOT
 
 import mfopt
 from mfopt.accounting import account
@@ -13,7 +13,6 @@ from mfopt.factorization import Factorization
 from mfopt.mechanism import Mechanism
 from mfopt.strategies import Identity
 
-ROOT = Path(__file__).parent.parent
 FILE = ROOT / "artifacts" / "factorizations" / "blt-4-8x32-eps8.npz"
 SCRIPTS = {
     "digits_opacus": ["torch"],

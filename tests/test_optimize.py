@@ -45,9 +45,8 @@ KINDS = ("toeplitz", "banded-toeplitz", "blt", "cleared-blt", "wave-blt", "bande
 IDENTITY = types.SimpleNamespace(strategy=S.Identity())
 
 
-def objective_for(strategy, loss=None, samples=256, scheme=SCHEME):
-    mapping = parameterization_of(strategy, N)
-    loss = loss or log_rmse(PREFIX, N)
+def objective_for(strategy, samples=256, scheme=SCHEME):
+    mapping, loss = parameterization_of(strategy, N), log_rmse(PREFIX, N)
     target = AmplifiedObjective(loss, mapping, law(scheme), (2.0, 1e-4), Samples(samples, 0))
     return target, mapping
 
@@ -186,11 +185,11 @@ def optimized(kind, **options):
     return searched(SCHEME, 2.0, 1e-4, strategy=kind, **options)
 
 
-def error_of(actual, workload=PREFIX, epsilon=2.0, error=query_error.rmse):
+def error_of(actual, error=query_error.rmse):
     """log error with σ on fresh samples: never the training figure."""
     pair = dominating_pair.exact(actual.strategy, SCHEME)
-    sigma = calibrate(pair, epsilon, 1e-4, samples=2**14, seed=77).value
-    return math.log(error(workload, actual.strategy, N, sigma))
+    sigma = calibrate(pair, 2.0, 1e-4, samples=2**14, seed=77).value
+    return math.log(error(PREFIX, actual.strategy, N, sigma))
 
 
 @functools.cache
@@ -497,7 +496,7 @@ def test_a_target_that_samples_cannot_reach_has_the_bound_that_holds_anyway():
 
 def test_starts_keep_what_they_can():
     blt = S.BLT([0.3, 0.1], [0.5, 0.9])
-    matrix = np.asarray(blt.materialize(N))
+    matrix = blt.materialize(N)
     size = kinds.Size(N, SCHEME.bins, bands=4, buffers=2)
     for kind in ("toeplitz", "dense", "banded", "banded-toeplitz"):
         shaped = kinds.find(kind).convert(blt, size)
@@ -521,7 +520,7 @@ def test_buffers_are_added_with_little_change(decay):
     grown.check_entries(N)
     assert grown.buffers == 6 and set(decay) <= set(np.asarray(grown.decay).tolist())
     assert np.sum(grown.scale) == pytest.approx(0.4, rel=1e-12)
-    change = np.asarray(grown.toeplitz_coefs(N)) - np.asarray(blt.toeplitz_coefs(N))
+    change = grown.toeplitz_coefs(N) - blt.toeplitz_coefs(N)
     assert change[0] == 0 and 0 < np.max(np.abs(change)) + (decay == [0.0]) < 1.2
 
 

@@ -88,7 +88,7 @@ def test_a_page_of_fresh_bins_says_what_to_execute_and_compares():
 def test_alternatives_are_at_their_exact_noise():
     actual = made()
     unchanged, poisson, fixed = report.alternatives(actual)
-    exact = account(Mechanism(SCHEME, Identity()), epsilon=2.0, delta=1e-5).noise_multiplier
+    exact = account(Mechanism(SCHEME), epsilon=2.0, delta=1e-5).noise_multiplier
     assert unchanged.noise_multiplier == pytest.approx(exact)
     assert unchanged.rmse == pytest.approx(
         float(query_error.rmse(PrefixSums(), Identity(), 8, exact))

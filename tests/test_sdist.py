@@ -4,12 +4,11 @@ import os
 import shutil
 import tarfile
 import zipfile
-from pathlib import Path
 
 import pytest
 from processes import python
+from sources import ROOT
 
-ROOT = Path(__file__).parent.parent
 FOLDERS = ("artifacts", "cli", "mfopt", "notebooks", "tests", "docs", ".ci")
 FILES = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md")
 MOST_BYTES = 3_100_000  # of the archive

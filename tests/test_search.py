@@ -26,8 +26,8 @@ from mfopt.optimize.optimizers import Descent, Trace
 from mfopt.sampling import BallsInBins, FreshBins
 
 
-def scaled_blt(n=N, seed=0):
-    rows, columns = np.exp(0.3 * np.random.default_rng(seed).normal(size=(2, n)))
+def scaled_blt():
+    rows, columns = np.exp(0.3 * np.random.default_rng(0).normal(size=(2, N)))
     return S.TimeScaled(S.BLT([0.3, 0.1], [0.5, 0.9]), rows, columns)
 
 

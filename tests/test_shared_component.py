@@ -131,7 +131,7 @@ SCALED = TimeScaled(
 def case(bins=4, epochs=3, rethrow=1, strategy=SCALED):
     """(patterns, every m_k as a column, M)"""
     scheme = FreshBins(bins, epochs, rethrow)
-    matrix = np.asarray(strategy.materialize(scheme.iterations))
+    matrix = strategy.materialize(scheme.iterations)
     patterns = FreshBinsLaw(scheme).exact(strategy)
     return patterns, all_patterns(matrix, scheme), modes_of(matrix, scheme)
 
@@ -184,7 +184,5 @@ def test_where_there_is_little_in_common_or_it_cannot_be_solved_for_nothing_is_s
     steep = TimeScaled(BandedToeplitz([1.0, 0.99]), np.geomspace(1, 1e-9, 12), np.ones(12))
     component = pattern.shared(FreshBinsLaw(FreshBins(4, 3)).exact(steep))
     if component is not None:
-        products = component.toward @ all_patterns(
-            np.asarray(steep.materialize(12)), FreshBins(4, 3)
-        )
+        products = component.toward @ all_patterns(steep.materialize(12), FreshBins(4, 3))
         np.testing.assert_allclose(products, component.length, rtol=1e-9)

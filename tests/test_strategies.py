@@ -77,7 +77,7 @@ def test_a_wave_is_never_negative_and_what_could_be_is_refused():
     values = {"weight": 1.0, "damping": 1.0, "depth": 1.0, "frequency": np.pi / 4, "phase": 0.0}
     nothing = np.zeros(1)
     wave = S.WaveBLT(nothing, nothing, **values)
-    coefs = np.asarray(wave.toeplitz_coefs(14))
+    coefs = wave.toeplitz_coefs(14)
     np.testing.assert_allclose(coefs[[1, 5, 9, 13]], [2, 0, 2, 0], atol=1e-15)
     wave.check_entries(14)
     for name, value in (("depth", 1.01), ("depth", np.nan), ("damping", -0.1), ("weight", -1.0)):

@@ -1,13 +1,12 @@
 """What an attacker can do: bounds above the truth and near it, and what is refused."""
 
 import dataclasses
-import json
 import math
 
 import numpy as np
 import pytest
 import scipy.stats
-from mfopt_cli.main import main
+from commands import failure, invoked, printed
 
 from mfopt.accounting import Mechanism, Tradeoff, account, tradeoff
 from mfopt.errors import FailureError, UsageError
@@ -101,17 +100,13 @@ def test_what_statements_have_in_common_is_checked():
 
 
 def test_curve_of_a_command(tmp_path, capsys):
-    words = ["account", "dpsgd", "--probability", "0.05", "--iters", "50", "--delta", "1e-5"]
+    words = ["account", "dpsgd", "--probability=0.05", "--iters=50", "--delta=1e-5", "--curve"]
     plot = tmp_path / "curve.svg"
-    main([*words, "--noise-multiplier", "1", "--curve", "--json", "--plot", str(plot)])
-    printed = json.loads(capsys.readouterr().out)
-    curve = printed["curve"]
-    assert plot.stat().st_size > 1000 and printed["epsilon"] in curve["epsilons"]
+    actual = printed(*words, "--noise-multiplier=1", "--plot", plot)
+    curve = actual["curve"]
+    assert plot.stat().st_size > 1000 and actual["epsilon"] in curve["epsilons"]
     assert len(curve["epsilons"]) == 9 and curve["failure_probability"] == 0
     rates = curve["true_positive_rates"]
     assert rates == sorted(rates) and rates[-1] == 1.0
-    main([*words, "--noise-multiplier", "1", "--curve"])
-    assert "TPR at FPR 0.01" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main([*words, "--noise-multiplier", "1:3", "--curve"])
-    assert "--curve" in capsys.readouterr().err
+    assert "TPR at FPR 0.01" in invoked(*words, "--noise-multiplier=1").stdout
+    assert "--curve" in failure(capsys, *words, "--noise-multiplier=1:3")

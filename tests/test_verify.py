@@ -62,6 +62,11 @@ def test_each_bound_and_the_failure_probability_count():
 SLOPE = 20.0
 
 
+def words_of(key):
+    """The numbers of a key, which tell it from others."""
+    return tuple(np.asarray(jax.random.key_data(key)).tolist())
+
+
 class Known(LossModel):
     """δ(σ, ε) = 1e-5 · (3/σ)^20 · e^(-(ε - 1)); what ``answer`` says is given for bounds."""
 
@@ -86,19 +91,19 @@ class Known(LossModel):
     def pilot(self, noise_multiplier, epsilon, trial):
         assert not self.asked or self.pilots  # every pilot of a round comes before its tests
         self.pilots += 1
-        self.pilot_keys.append(tuple(np.asarray(jax.random.key_data(trial.key)).tolist()))
+        self.pilot_keys.append(words_of(trial.key))
         log_mean = self.log_estimate(noise_multiplier, epsilon)
         return Plan((Side(log_mean, lambda n, b: self.excess * 256 / math.sqrt(n), 1.0, 2**15),))
 
     def widened(self, plan, noise_multiplier, epsilon, trial):
-        self.pilot_keys.append(tuple(np.asarray(jax.random.key_data(trial.key)).tolist()))
+        self.pilot_keys.append(words_of(trial.key))
         return plan
 
     def bounds(self, noise_multiplier, epsilon, plan, trial):
         self.asked.append((noise_multiplier, epsilon))
         self.sizes.append(trial.samples)
         self.betas.append(trial.beta)
-        self.keys.append(tuple(np.asarray(jax.random.key_data(trial.key)).tolist()))
+        self.keys.append(words_of(trial.key))
         truth = self.truth(noise_multiplier, epsilon)
         return Bounds(*self.answer(truth, len(self.asked) - 1, trial.key), {})
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from alterations import GONE, alterations, places, with_leaf
 from click.testing import CliRunner
 from mfopt_cli.commands.verify import command
 from selection import before_release
+from sources import ROOT
 from test_train_run import data, settings_for  # noqa: F401 (fixtures)
 from train_oracles import verified
 
@@ -18,7 +18,7 @@ from mfopt.guarantee import Guarantee
 from mfopt.training import verification
 from mfopt.training.prepare import prepare
 
-FILE = Path(__file__).parents[1] / "artifacts" / "factorizations" / "blt-4-8x32-eps2.npz"
+FILE = ROOT / "artifacts" / "factorizations" / "blt-4-8x32-eps2.npz"
 
 
 def report_of(data, folder, **changes):  # noqa: F811

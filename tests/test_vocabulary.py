@@ -174,8 +174,7 @@ def test_the_design_cards_names(path):
 
 
 def commands_of_the_manifest():
-    folder = Path(__file__).parent.parent / "artifacts"
-    for entry in json.loads((folder / "manifest.json").read_text()).values():
+    for entry in json.loads((ROOT / "artifacts" / "manifest.json").read_text()).values():
         yield from entry["command"].split(" && ")
 
 
@@ -195,7 +194,7 @@ def misspelt(text):
 
 
 def test_commands_of_the_manifest_are_spelt_as_today(monkeypatch):
-    monkeypatch.chdir(Path(__file__).parent.parent)  # folders of --out are looked for
+    monkeypatch.chdir(ROOT)  # folders of --out are looked for
     monkeypatch.setattr(Path, "is_file", lambda path: True)  # of a FILE the name is enough
     # what the papers' scripts make is compared with their own names in another test, and
     # benchmarks that left the tree have the commit that has them

@@ -66,7 +66,7 @@ def certify():
     calibration = calibrate(pair, epsilon, delta, samples=2**18, seed=2, near=sigma)
     slope = delta * math.exp(calibration.slope * math.log(sigma / calibration.value))
     needed = delta_calculation.minimum_samples_to_calibrate(slope, delta)
-    column = np.asarray(blt.toeplitz_coefs(scheme.iterations))
+    column = blt.toeplitz_coefs(scheme.iterations)
     sampling = batch_selection.BallsInBinsSampling(scheme.iterations, scheme.bins)
     small, rng = 20, np.random.default_rng(0)
 
@@ -145,7 +145,7 @@ def optimize():
         return toeplitz.optimize_banded_toeplitz(2048, 16)
 
     actual = ours(), np.asarray(theirs())
-    columns = np.asarray(actual[0].strategy.toeplitz_coefs(2048))[:16], actual[1]
+    columns = actual[0].strategy.toeplitz_coefs(2048)[:16], actual[1]
     squares = [
         float(
             toeplitz.sensitivity_squared(column)

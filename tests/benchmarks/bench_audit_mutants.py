@@ -228,7 +228,7 @@ def save_accounts(folder):
 
     blt = strategies.BLT([0.3], [0.7])
     user = Mechanism(sampling.BallsInBins(4, 3), blt, privacy_unit="user")
-    record = Mechanism(sampling.Poisson(0.2, 12), strategies.Identity(), privacy_unit="record")
+    record = Mechanism(sampling.Poisson(0.2, 12), privacy_unit="record")
     for name, mechanism in (("user", user), ("record", record)):
         solved(mechanism, 3.0, 1e-5).save(folder / f"{name}.npz")
 
