@@ -4,8 +4,7 @@ import html.parser
 import math
 
 import pytest
-from commands import failure
-from mfopt_cli.main import main
+from commands import failure, invoked
 
 import mfopt
 from mfopt import query_error
@@ -102,8 +101,8 @@ def test_alternatives_are_at_their_exact_noise():
 
 def test_the_command_writes_beside_the_file(tmp_path, capsys):
     path = made().save(tmp_path / "m.npz")
-    main(["report", str(path)])
+    assert "saved" in invoked("report", path).stdout
     text = (tmp_path / "m.html").read_text()
-    assert text.startswith("<!doctype html>") and "saved" in capsys.readouterr().out
+    assert text.startswith("<!doctype html>")
     assert "<script" not in text and "<link" not in text and "@import" not in text
     assert "--force" in failure(capsys, "report", path)

@@ -7,8 +7,7 @@ import math
 import re
 
 import pytest
-from commands import failure, printed
-from mfopt_cli.main import main
+from commands import failure, invoked, printed
 from test_report import Page, made
 from test_train_run import data  # noqa: F401 (fixture)
 from test_verify_report import report_of
@@ -171,9 +170,9 @@ def test_the_command_prints_writes_and_refuses(tmp_path, capsys):
     assert actual["epsilon"] == 2.0 and actual["units"] == 10 and actual["path"] is None
     assert actual["page"].startswith("# Privacy statement for one example")
     output = tmp_path / "m.html"
-    main(["statement", str(path), "--format", "html", "--out", str(output)])
-    assert output.read_text().startswith("<!doctype html>") and "saved" in capsys.readouterr().out
-    assert "--force" in failure(capsys, "statement", path, "--format", "html", "--out", output)
+    words = ["statement", path, "--format", "html", "--out", output]
+    assert "saved" in invoked(*words).stdout and output.read_text().startswith("<!doctype html>")
+    assert "--force" in failure(capsys, *words)
     assert ".md" in failure(capsys, "statement", path, "--out", tmp_path / "x.pdf")
     assert "privacy-report.json" in failure(capsys, "statement", tmp_path)
 
