@@ -30,7 +30,7 @@ run = functools.partial(ended, "noise")
 
 
 def test_json_gives_memory_and_time(saved, capsys):
-    path = saved(S.BandedToeplitz(np.array([1.0, 0.5, 0.25])))
+    path = saved(S.BandedToeplitz([1.0, 0.5, 0.25]))
     assert run(path, "--params", "20k", "--repeats", "2", "--json") == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["parameters"], printed["buffers"], printed["iterations"]) == (20_000, 2, 24)
@@ -41,7 +41,7 @@ def test_json_gives_memory_and_time(saved, capsys):
 
 
 def test_a_strategy_is_described_in_words_everywhere(saved, capsys):
-    blt = S.BLT(np.array([0.3]), np.array([0.6]))
+    blt = S.BLT([0.3], [0.6])
     path = saved(S.TimeScaled(blt, np.linspace(1, 2, 24), np.ones(24)))
     words = "blt, buffers 1, time-scaled"
     assert run(path, "--params", "1e3", "--repeats", "1") == 0
@@ -103,7 +103,7 @@ def test_memory_limits():
 
 
 def test_secure_noise_says_what_it_costs(saved, capsys):
-    path = saved(S.BandedToeplitz(np.array([1.0, 0.5, 0.25])))
+    path = saved(S.BandedToeplitz([1.0, 0.5, 0.25]))
     options = (path, "--params", "1e3", "--repeats", "1", "--secure")
     assert run(*options, "--json") == 0
     printed = json.loads(capsys.readouterr().out)

@@ -22,7 +22,7 @@ PARAMS = {"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float32)}
 
 
 def make(strategy=None, n=6, **options):
-    strategy = strategy or S.BandedToeplitz(np.array([1.0, 0.5, 0.25]))
+    strategy = strategy or S.BandedToeplitz([1.0, 0.5, 0.25])
     settings = {"noise_multiplier": 1.5, "clip_norm": 1.0, **options}
     return NoiseStream(strategy, iterations=n, **settings)
 
@@ -160,7 +160,7 @@ def test_optax_raises_past_the_last_step_and_gives_nan_inside_jit():
 
 # --- what a state must look like, and what other libraries make of it ----------------------
 
-BLT = S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9]))
+BLT = S.BLT([0.3, 0.1], [0.5, 0.9])
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_file_with_other_contents_is_refused(tmp_path, change):
 
 def test_a_state_of_another_stream_gives_nan_inside_jit():
     # the static fields come from the program, the buffers from what was restored
-    stream, other = make(BLT), make(S.BLT(np.array([0.2, 0.1]), np.array([0.5, 0.9])))
+    stream, other = make(BLT), make(S.BLT([0.2, 0.1], [0.5, 0.9]))
     state = advanced(stream)
     foreign = dataclasses.replace(advanced(other), digest=state.digest, settings=state.settings)
     step = jax.jit(lambda s: stream.next(s)[0])
@@ -243,7 +243,7 @@ def test_orbax_goes_on_with_the_same_noise_and_for_its_owner_only(tmp_path):
         restored = checkpointer.restore(tmp_path / "noise", stream.init(PARAMS))
     expected, _ = stream.release(PARAMS, state)
     jax.tree.map(np.testing.assert_array_equal, stream.release(PARAMS, restored)[0], expected)
-    other = make(S.BLT(np.array([0.2, 0.1]), np.array([0.5, 0.9])))
+    other = make(S.BLT([0.2, 0.1], [0.5, 0.9]))
     with orbax.StandardCheckpointer() as checkpointer:
         foreign = checkpointer.restore(tmp_path / "noise", other.init(PARAMS))
     with pytest.raises(UsageError, match="another factorization"):

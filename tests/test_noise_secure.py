@@ -183,7 +183,7 @@ def test_secure_noise_is_the_dense_inverse_up_to_the_grid_and_within_its_bounds(
 
 
 def test_the_sum_is_rounded_to_the_grid_before_the_noise_comes():
-    stream = make(S.BandedToeplitz(np.array([1.0, 0.5, 0.25])))
+    stream = make(S.BandedToeplitz([1.0, 0.5, 0.25]))
     rng = np.random.default_rng(0)
     sums = jax.tree.map(lambda p: rng.normal(size=p.shape), PARAMS)
     noise, _, widths, _ = released(stream, jax.tree.map(lambda p: np.zeros(p.shape), PARAMS))
@@ -196,7 +196,7 @@ def test_the_sum_is_rounded_to_the_grid_before_the_noise_comes():
 
 
 def test_inside_jit_and_from_a_file_it_is_the_same(tmp_path):
-    stream = make(S.BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])))
+    stream = make(S.BLT([0.3, 0.1], [0.5, 0.9]))
     sums = jax.tree.map(lambda p: np.full(p.shape, 0.3, np.float32), PARAMS)
     expected, *_ = released(stream, sums)
     state = stream.init(PARAMS, seed=1)
@@ -268,7 +268,7 @@ def test_responses_are_what_the_recursion_makes_of_unit_draws(kind):
 
 
 def test_coefficients_that_are_off_are_paid_for():
-    strategy = S.BandedToeplitz(np.array([1.0, 0.5, 0.25]))
+    strategy = S.BandedToeplitz([1.0, 0.5, 0.25])
     recursion = make(strategy).recursion
     table = recursion.table.copy()
     table[0, 1] *= 1 + 1e-9
@@ -280,7 +280,7 @@ def test_coefficients_that_are_off_are_paid_for():
 def test_every_error_is_added_to_the_shift():
     """The documented sum, term by term, for C = 1, 1/2 below: its C⁻¹ is exact in float64."""
     a, epsilon = 0.5, 2.0**-53
-    strategy = S.BandedToeplitz(np.array([1.0, a]))
+    strategy = S.BandedToeplitz([1.0, a])
     powers = a ** np.arange(N)
     norm, largest_draw = 1 + a, 1.01 * secure.CUT
     # one product of a past output with 1 + 5 roundings, in a step that has one to feed back
@@ -297,7 +297,7 @@ def test_every_error_is_added_to_the_shift():
 def test_bounds_at_the_size_of_a_run_are_small():
     n = 512
     for strategy in (
-        S.BLT(np.array([0.3, 0.1, 0.03, 0.01]), np.array([0.3, 0.9, 0.99, 1.0])),
+        S.BLT([0.3, 0.1, 0.03, 0.01], [0.3, 0.9, 0.99, 1.0]),
         S.BandedToeplitz(np.asarray(S.SquareRoot().toeplitz_coefs(n))[:16]),
         S.SquareRoot(),
     ):

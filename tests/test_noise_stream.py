@@ -86,7 +86,7 @@ def well_conditioned(n):
     rng = np.random.default_rng(0)
     root = np.asarray(S.SquareRoot().toeplitz_coefs(n))
     dense = np.asarray(S.SquareRoot().materialize(n)) * rng.uniform(0.9, 1.1, (1, n))
-    blt = S.BLT(np.array([0.3, 0.1, 0.03, 0.01]), np.array([0.3, 0.9, 0.99, 1.0]))
+    blt = S.BLT([0.3, 0.1, 0.03, 0.01], [0.3, 0.9, 0.99, 1.0])
     examples = [
         S.Identity(),
         S.Toeplitz(root / np.arange(1, n + 1) ** 0.1),
@@ -98,9 +98,9 @@ def well_conditioned(n):
         S.BandedSquareRoot(40),  # more buffers than are summed in one unrolled loop
         S.BandedInverseSquareRoot(40),
         S.BandedInverseRoot(0.7, 40),
-        S.ClearedBLT(np.array([0.3, 0.1]), np.array([0.3, 0.9]), (64, 200), (2, 4)),
+        S.ClearedBLT([0.3, 0.1], [0.3, 0.9], (64, 200), (2, 4)),
         S.Tree(),
-        S.WaveBLT(np.array([0.3, 0.1]), np.array([0.3, 0.9]), 0.01, 0.998, 0.9, 0.01, -3.4),
+        S.WaveBLT([0.3, 0.1], [0.3, 0.9], 0.01, 0.998, 0.9, 0.01, -3.4),
         S.TimeScaled(blt, np.linspace(0.7, 1.4, n), np.linspace(2.0, 0.6, n)),
     ]
     return {example.kind: example for example in examples}
@@ -212,7 +212,7 @@ def test_scale_is_noise_multiplier_times_clip_norm():
 
 
 def test_from_factorization_reads_what_it_needs():
-    strategy, sampling = S.BandedToeplitz(np.array([1.0, 0.5])), BallsInBins(5, 1)
+    strategy, sampling = S.BandedToeplitz([1.0, 0.5]), BallsInBins(5, 1)
     stated = Guarantee(2.0, 1e-5, 3.0, method="for this test", status="certified")
     record = Factorization(strategy, 3.0, sampling, PrefixSums(), stated)
     stream = from_factorization(record, clip_norm=2.0, buffer_dtype=jnp.bfloat16)
@@ -256,15 +256,15 @@ def test_a_key_or_a_state_cannot_become_a_constant_of_a_compiled_function():
 
 
 def test_a_state_of_another_factorization_is_refused():
-    stream = make(S.BandedToeplitz(np.array([1.0, 0.5])), 4)
+    stream = make(S.BandedToeplitz([1.0, 0.5]), 4)
     for other in (
-        make(S.BandedToeplitz(np.array([1.0, 0.4])), 4),
-        make(S.BandedToeplitz(np.array([1.0, 0.5])), 5),
-        make(S.BandedToeplitz(np.array([1.0, 0.5])), 4, noise_multiplier=1.0),
+        make(S.BandedToeplitz([1.0, 0.4]), 4),
+        make(S.BandedToeplitz([1.0, 0.5]), 5),
+        make(S.BandedToeplitz([1.0, 0.5]), 4, noise_multiplier=1.0),
     ):
         with pytest.raises(UsageError, match="another factorization"):
             stream.next(other.init(PARAMS))
-    other = make(S.BandedToeplitz(np.array([1.0, 0.5])), 4, clip_norm=0.25)
+    other = make(S.BandedToeplitz([1.0, 0.5]), 4, clip_norm=0.25)
     with pytest.raises(UsageError, match="other settings"):
         stream.next(other.init(PARAMS))
     with pytest.raises(UsageError, match="init or next"):

@@ -25,7 +25,7 @@ SCHEME = BallsInBins(bins=5, epochs=2)  # with this seed one bin is empty and on
 
 
 def factorization(scheme=SCHEME):
-    return stated(BLT(np.array([0.3, 0.1]), np.array([0.5, 0.9])), scheme, 2.0, status="certified")
+    return stated(BLT([0.3, 0.1], [0.5, 0.9]), scheme, 2.0, status="certified")
 
 
 def data():

@@ -22,7 +22,7 @@ from mfopt.training.attack import attack_on
 from mfopt.training.audit import audit, epsilon_from_guesses, guesses_p_value
 from mfopt.training.privacy import solved
 
-ORDERED = Mechanism(sampling.FixedOrder(3, 2), BLT(np.array([0.3]), np.array([0.7])))
+ORDERED = Mechanism(sampling.FixedOrder(3, 2), BLT([0.3], [0.7]))
 SAMPLED = Mechanism(sampling.Poisson(0.4, 3), Identity())
 CANARIES = 3000
 
@@ -91,7 +91,7 @@ def test_too_much_noise_is_a_fault_too():
 
 def test_the_attack_is_the_likelihood_ratio():
     # against densities written out, for two bins and a dense C
-    strategy, scheme, sigma = BandedToeplitz(np.array([1.0, 0.6])), sampling.BallsInBins(2, 2), 0.8
+    strategy, scheme, sigma = BandedToeplitz([1.0, 0.6]), sampling.BallsInBins(2, 2), 0.8
     releases = np.random.default_rng(0).normal(size=(4, 5))
     matrix = strategy.materialize(4)
     inverse = np.linalg.inv(matrix)
@@ -173,7 +173,7 @@ def test_groups_are_audited_as_one():
 def test_the_group_attack_against_its_density():
     # two units, each thrown into one of two bins: a mixture over four places of equal weight
     scheme, sigma = sampling.BallsInBins(2, 2), 0.9
-    strategy = BandedToeplitz(np.array([1.0, 0.5]))
+    strategy = BandedToeplitz([1.0, 0.5])
     white = np.random.default_rng(2).normal(size=(4, 6))
     modes = np.asarray(strategy.materialize(4)) @ np.kron(np.ones((2, 1)), np.eye(2))
     ratios = [

@@ -27,7 +27,7 @@ from mfopt.training.optimizers import make_optimizer, schedule
 from mfopt.training.units import RecordUnits, UserUnits, select
 
 LENGTH, USERS, STEPS = 12, 16, 6
-STRATEGY = BLT(np.array([0.3, 0.2]), np.array([0.6, 0.99]))
+STRATEGY = BLT([0.3, 0.2], [0.6, 0.99])
 KEY = np.arange(123, 131, dtype=np.uint32)
 SCHEME = sampling.BallsInBins(bins=3, epochs=2)
 

@@ -29,9 +29,7 @@ from mfopt.training.privacy import solved
 from mfopt.training.secrets import RunSecret
 from mfopt.training.units import UserUnits
 
-ORDERED = Mechanism(
-    sampling.FixedOrder(4, 3), BLT(np.array([0.3]), np.array([0.7])), privacy_unit="user"
-)
+ORDERED = Mechanism(sampling.FixedOrder(4, 3), BLT([0.3], [0.7]), privacy_unit="user")
 SAMPLED = Mechanism(sampling.Poisson(0.2, 12), Identity(), privacy_unit="user")
 SETTINGS = TrainConfig(
     factorization="(an account)", algorithm="uls", records_per_user=3, length=8, microbatch=2

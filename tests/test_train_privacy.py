@@ -31,7 +31,7 @@ def account_for(
 ):
     subject = (unit, group_size, adjacency)
     guarantee = Guarantee(2.0, 1e-6, sigma, *subject, method="for tests", status="bound")
-    strategy = strategy or BLT(np.array([0.2]), np.array([0.8]))
+    strategy = strategy or BLT([0.2], [0.8])
     return privacy.account_for(Mechanism(scheme, strategy, group_size, unit, adjacency), guarantee)
 
 

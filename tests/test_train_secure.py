@@ -29,7 +29,7 @@ from mfopt.training.units import UserUnits
 from mfopt.training.wiring import Wiring
 
 SCHEME = sampling.BallsInBins(bins=3, epochs=2)
-STRATEGY = BLT(np.array([0.3, 0.2]), np.array([0.6, 0.99]))
+STRATEGY = BLT([0.3, 0.2], [0.6, 0.99])
 SECRET = RunSecret.pinned(3)
 
 

@@ -26,7 +26,7 @@ from mfopt.training.models.families import gpt2_config
 from mfopt.training.models.huggingface import gpt2_model, gpt2_shapes
 
 GIB = 2**30
-BLT = S.BLT(np.array([0.2, 0.1]), np.array([0.9, 0.5]))
+BLT = S.BLT([0.2, 0.1], [0.9, 0.5])
 
 
 def config(**changes):
@@ -117,7 +117,7 @@ def test_microbatches_of_any_size_are_halved_until_they_fit(
 def test_a_billion_parameters_fit_on_eight_devices(monkeypatch):
     monkeypatch.setattr(mesh, "on_cpu", lambda: False)
     shape = config(width=1792, layers=24, heads=14, length=128)
-    four = S.BLT(np.array([0.2, 0.1, 0.1, 0.1]), np.array([0.9, 0.7, 0.5, 0.3]))
+    four = S.BLT([0.2, 0.1, 0.1, 0.1], [0.9, 0.7, 0.5, 0.3])
     large = work(shape, 50257)
     assert 1.0e9 < large.trained < 1.05e9
     cost = sizes.RunCost(large, execution(records=1, strategy=four), shape)

@@ -35,7 +35,7 @@ def main(arguments):
     units = UserUnits(store, records=2, length=8, seed=5)
     scheme = sampling.BallsInBins(bins=2, epochs=2)
     sampler = Sampler(scheme, 16, 7, microbatch=settings["microbatch"])
-    blt = BLT(np.array([0.3]), np.array([0.8]))
+    blt = BLT([0.3], [0.8])
     noise = NoiseStream(blt, iterations=4, noise_multiplier=0.5, clip_norm=0.1)
     execution = Execution(units, sampler, Clipping(0.1), noise, 5.0)
     trainer = Trainer(model, execution, optax.sgd(0.5, momentum=0.9), mesh=mesh)
