@@ -1,11 +1,14 @@
-"""mfopt against other packages in one run: ratios that are kept.
+"""mfopt against other packages in one run, and against what it was before: ratios that are kept.
 
     python tests/benchmarks/bench_all.py --reports artifacts/benchmarks
+    python tests/benchmarks/bench_all.py --against artifacts/benchmarks
 
 Each contest is CPU seconds of mfopt over those of another package for the same question, in turn in
 one process: what else runs on the machine meets both alike. Of --repeats ratios the median counts;
-their spread is between the quartiles. --reports writes one file for a device and a day. A contest
-whose package is missing is left out, and the report says so.
+their spread is between the quartiles. --reports writes one file for a device and a day. --against
+compares with the folder's last one of this device: a ratio is worse where its lower quartile is
+above the upper quartile it had, and the exit code is then 1. A contest whose package is missing is
+left out, and the report says so.
 
 certify: the certificate of a BLT at 16 × 128, ε = 2, δ = 1e-5, against jax-privacy's Monte Carlo at
 equal tightness. *Extrapolated*: its time is that of a few samples times the number of samples that
@@ -15,7 +18,9 @@ its own formula asks for, to prove the same δ at a σ whose δ is what mfopt es
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -28,6 +33,7 @@ import scipy.stats
 from harness import Bench, choice, in_turn, machine
 from harness import cpu as timed
 
+_QUIET = 0.5  # processes that want a core, for each core
 DECAYS, SCALES = np.array([0.5, 0.9, 0.99, 0.999]), np.array([0.3, 0.1, 0.05, 0.02])  # of a BLT
 
 
@@ -237,7 +243,7 @@ CONTESTS = {
 }
 
 
-# --- measuring and keeping -----------------------------------------------------------------------
+# --- measuring, keeping, comparing ---------------------------------------------------------------
 
 
 def measured(contest, rounds):
@@ -246,10 +252,34 @@ def measured(contest, rounds):
     return {**in_turn(contest.ours, contest.theirs, rounds), **contest.facts}
 
 
+def worse(original, current):
+    """By contest, in words: ratios whose lower quartile is above the upper one they had."""
+    reports = {}
+    for name, old in original["contests"].items():
+        new = current["contests"].get(name, {})
+        if "ratio" not in old or "ratio" not in new:
+            continue
+        if not new["quartiles"][0] <= old["quartiles"][1]:
+            reports[name] = (
+                f"{new['ratio']:.4g} ({new['quartiles'][0]:.4g} to {new['quartiles'][1]:.4g}), was "
+                f"{old['ratio']:.4g} ({old['quartiles'][0]:.4g} to {old['quartiles'][1]:.4g}) on "
+                f"{original['date']}"
+            )
+    return reports
+
+
 def file_of(report):
     """The name of a report's file: device and day."""
     device = re.sub(r"[^a-z0-9]+", "-", report["device"].lower()).strip("-")
     return f"{device}.{report['date']}.json"
+
+
+def latest_run(folder, device):
+    """The folder's last report of a device."""
+    # the day is the last part of a name, and sorts as it is written
+    begin = file_of({"device": device, "date": ""}).removesuffix(".json")
+    mine = sorted(path for path in folder.iterdir() if path.name.startswith(begin))
+    return json.loads(mine[-1].read_text()) if mine else None
 
 
 bench = Bench(
@@ -258,12 +288,13 @@ bench = Bench(
     contests=choice(CONTESTS),
     repeats=(9, "Pairs of each contest."),
     reports=(None, "Folder for the report of this device and day.", Path),
+    against=(None, "Folder whose last report of this device is compared with.", Path),
 )
 
 
 @bench.work
 def compared(options):
-    """Run the contests and keep their ratios."""
+    """Run the contests, keep their ratios, compare them with the last ones."""
     from mfopt.experiments import runner
 
     actual = {
@@ -272,6 +303,7 @@ def compared(options):
         **machine("jax", "numpy"),  # the load is that of others, before this begins
         "contests": {},
     }
+    original = latest_run(options.against, actual["device"]) if options.against else None
     for name in options.contests:
         make, package = CONTESTS[name]
         try:
@@ -284,7 +316,21 @@ def compared(options):
     if options.reports:
         options.reports.mkdir(parents=True, exist_ok=True)
         bench.out = options.reports / file_of(actual)
-    return actual
+    if original is None:
+        return actual, False
+    reports = worse(original, actual)
+    for name, text in reports.items():
+        print(f"worse: {name} {text}", file=sys.stderr)
+    busy = max(facts.get("load_average", [0.0])[0] for facts in (original, actual)) / (
+        os.cpu_count() or 1
+    )
+    if reports and busy > _QUIET:
+        print(
+            f"a machine was busy ({busy:.1f} processes a core): a ratio moves by more than its "
+            "spread then; measure again on an idle one",
+            file=sys.stderr,
+        )
+    return actual, bool(reports)
 
 
 if __name__ == "__main__":
