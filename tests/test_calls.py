@@ -27,7 +27,6 @@ ONCE = [
     "compare --epochs 2 --iters 4 --eps 2 --out .",
     "compare --epochs 2 --iters 4 --eps 2 --out ''",
     "compare --epochs 1e20 --iters 4 --eps 2",
-    "data stats CORPUS",
     "train --epochs 2 --iters 4 --eps 2 --delta 1e-5 --show-config --momentum 2",
     "train --epochs 2 --iters 4 --eps 2 --delta 1e-5 --show-config --average 1",
     "train --epochs 2 --iters 4 --eps 2 --delta 1e-5 --show-config --heads 3",
@@ -65,10 +64,7 @@ def test_what_was_once_a_traceback_is_bad_usage_in_one_line(line, places):
         ("train FILE --data MISSING --out NEW", "--data MISSING: does not exist"),
         ("audit FOLDER", "RUN FOLDER: holds no config.toml"),
         ("certify FILE --out FOLDER", "--out FOLDER: must end in"),
-        (
-            "data build NEW --data FOLDER --public A --public B --format folder --vocab-size 300",
-            "--public",
-        ),
+        ("data build NEW --data TEXT --public FOLDER --vocab-size 300", "--public"),
         ("data build NEW --data TEXT --format jsonl --tokenizer MISSING/", "--vocab-size 2048"),
         (
             "data build NEW --data TEXT --format jsonl --tokenizer FOLDER/",

@@ -54,7 +54,6 @@ BASE = {
     "account run": ["poisson:probability=0.05,iterations=40@1.1", "--delta=1e-5", "--json"],
     "account uls": [*DRAWN, *SIGMA],
     "data build": ["out", "--data=a.jsonl", "--public=b.jsonl", "--vocab-size=300", "--json"],
-    "data stats": ["store", "--json"],
     "optimize": ["--epochs=2", "--iters=8", "--eps=2", "--seed=1", "--json"],
     "plan": ["--units=100", "--eps=2", "--epochs=2", "--batch-size=25", "--out=new.npz", "--yes"],
     "plot": ["sqrt.npz"],
@@ -153,7 +152,6 @@ WITH = {
     ("data build", "--format"): ["--data=plain", "--public=b.jsonl"],
     ("data build", "--tokenizer"): ["!--vocab-size"],
     ("data build", "--end-of-text"): ["!--vocab-size", "--tokenizer=store"],
-    ("data build", "--records"): ["--data=folder", "--public=folder", "--format=folder"],
     ("plan", "--separation"): ["--loader=federated"],
     ("plan", "--max-participations"): ["--loader=federated"],
     ("plan", "--iters"): ["!--batch-size"],
@@ -177,7 +175,6 @@ QUIET_WORK = {
     ("", "--jobs"): "how many work side by side",
     ("plan", "--yes"): "asks nothing: tests/test_plan.py",
     ("data build", "--skip-bad"): "skips bad lines: tests/test_train_data_build.py",
-    ("data stats", "--verify"): "reads all, and finds nothing wrong",
     ("noise", "--repeats"): "steps that are timed",
     ("certify", "--certificate"): "the toy's bound takes no samples: tests/test_moment_bound.py",
     ("compare", "--force"): "nothing is in the way",
@@ -227,8 +224,6 @@ def inputs(tmp_path_factory):
         ]
         lines = "".join(json.dumps(row) + "\n" for row in [*rows, rows[-1]])
         (folder / f"{name}.jsonl").write_text(lines)
-    (folder / "folder" / "someone").mkdir(parents=True)
-    (folder / "folder" / "someone" / "one.txt").write_text("the cat\nsat\n\non two\n")
     (folder / "plain").write_bytes((folder / "a.jsonl").read_bytes())
     for name in ("taken.png", "taken.html"):
         (folder / name).write_text("mine")

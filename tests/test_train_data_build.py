@@ -15,10 +15,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
 from mfopt.errors import FailureError, UsageError
-from mfopt.training.data import HoldOut, TokenStore, open_parts
+from mfopt.training.data import HoldOut, open_parts
 from mfopt.training.data.build import Options, build, read_report
 from mfopt.training.data.sources import JsonLines, format_of
-from mfopt.training.data.stats import summary
 from mfopt.training.tokenizers import END_OF_TEXT, Tokenizer
 
 PUBLIC = ["the cat sat on the mat", "the dog sat on the log", "naïve ☃ text\n\tindented"] * 20
@@ -184,17 +183,7 @@ def test_bad_lines_alone_are_refused(tmp_path, tokenizer):
         )
 
 
-def test_summary_against_numpy():
-    store = TokenStore.from_records([[[1] * n for n in range(u)] for u in range(6)])
-    actual = summary(store)
-    assert (actual["users"], actual["records"], actual["tokens"]) == (6, 15, 20)
-    assert actual["records_per_user"]["min"] == 0 and actual["records_per_user"]["max"] == 5
-    assert actual["records_per_user"]["median"] == 2.5
-    assert actual["tokens_per_record"]["mean"] == pytest.approx(20 / 15)
-    assert actual["tokens_per_user"]["max"] == 10
-
-
-def test_command_line_from_files_to_statistics(tmp_path):
+def test_command_line_from_files_to_stores(tmp_path):
     data = write_rows(tmp_path / "rows.jsonl")
     public = write_rows(tmp_path / "public.jsonl", seed=1)
     output = tmp_path / "out"
@@ -221,10 +210,6 @@ def test_command_line_from_files_to_statistics(tmp_path):
     ended = tmp_path / "ended"
     code, _, _ = run(*command[:2], ended, *command[3:], "--tokenizer", model)
     assert code == 0 and open_parts(ended)["train"].metadata["end_id"] == end
-    code, text, _ = run("data", "stats", output, "--verify")
-    assert code == 0 and "records per user" in text
-    code, text, _ = run("data", "stats", output, "--json")
-    assert json.loads(text)["train"]["users"] == report["parts"]["train"]["users"]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +219,7 @@ def test_command_line_from_files_to_statistics(tmp_path):
         (["--data", "rows.jsonl", "--vocab-size", "300"], "private data"),
         (["--data", "rows.txt", "--tokenizer", "."], "Give --format"),
         (["--data", "rows.jsonl", "--data", ".", "--tokenizer", "."], "Give --format"),
-        (["--data", ".", "--data", "..", "--tokenizer", "."], "one folder"),
+        (["--data", ".", "--format", "jsonl", "--tokenizer", "."], "is not a file"),
         (["--data", "stdlib", "--tokenizer", "."], "own public part"),
         (["--data", "rows.jsonl", "--tokenizer", ".", "--user-column", "who"], "user is missing"),
         (["--data", "rows.jsonl", "--tokenizer", ".", "--user-column", "who"], "--text-column"),
@@ -249,7 +234,6 @@ def test_command_line_refusals(tmp_path, monkeypatch, tokenizer, arguments, word
     code, _, error = run("data", "build", "out", "--quiet", *arguments)
     assert code == (1 if "who" in arguments else 2) and words in error
     assert "Traceback" not in error and not (tmp_path / "out").exists()
-    assert run("data", "stats", "out")[0] == 2
 
 
 PROMPTS = [

@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from mfopt.errors import UsageError
-from mfopt.training.data.sources import Csv, Folder, JsonLines, Parquet
+from mfopt.training.data.sources import Csv, JsonLines, Parquet
 from mfopt.training.data.stdlib import StandardLibrary, functions_of
 
 ROWS = [("ann", "first"), ("bob", 'quo"te, comma'), ("ann", "two\nlines"), ("Ünal", "☃ snow")]
@@ -156,44 +156,6 @@ def test_parquet_column_types(tmp_path):
         list(Parquet([path], "user", "text").read())
 
 
-def test_folders_of_files_and_of_folders(tmp_path):
-    for name, text in {
-        "bob.txt": "one line\nanother\n\nnew paragraph\n",
-        "ann/2020/b.txt": "deep",
-        "ann/a.txt": "shallow",
-        "ann/empty.txt": "\n",
-        ".hidden/x.txt": "no",
-        "ann/.hidden": "no",
-    }.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    (tmp_path / "cyd.v2.txt").write_bytes(b"\xff\xfe")
-    whole = Folder(tmp_path)
-    assert records(whole) == [
-        ("ann", "deep"),
-        ("ann", "shallow"),
-        ("bob", "one line\nanother\n\nnew paragraph\n"),
-    ]
-    assert reasons(whole) == {"not UTF-8": 1, "text is empty": 1}
-    lines = Folder(tmp_path, "line")
-    assert [text for user, text in records(lines) if user == "bob"] == [
-        "one line",
-        "another",
-        "new paragraph",
-    ]
-    parts = Folder(tmp_path, "paragraph")
-    assert [text for user, text in records(parts) if user == "bob"] == [
-        "one line\nanother",
-        "new paragraph\n",
-    ]
-    for source in (whole, lines, parts):
-        assert_repeatable(source)
-    with pytest.raises(UsageError, match="records"):
-        Folder(tmp_path, "word")
-    with pytest.raises(UsageError, match="not a folder"):
-        Folder(tmp_path / "bob.txt")
-
-
 def test_functions_of_a_module():
     source = (
         "import os\n"
@@ -211,8 +173,10 @@ def test_functions_of_a_module():
 
 
 def test_the_standard_library_skips_what_is_not_python(tmp_path):
-    (tmp_path / "test").mkdir()
-    (tmp_path / "test" / "a.py").write_text("def no(): pass\n")
+    for left_out in ("test", ".hidden"):
+        (tmp_path / left_out).mkdir()
+        (tmp_path / left_out / "a.py").write_text("def no(): pass\n")
+    (tmp_path / "gone.py").symlink_to("nowhere")
     (tmp_path / "json.py").write_text("def f(): pass\ndef g(): pass\n")
     (tmp_path / "asyncio.py").write_text("def (\n")
     (tmp_path / "data.txt").write_text("def no(): pass\n")

@@ -52,7 +52,6 @@ GOOD = {
     "account fixed-batch": "--iters 8 --batch-size 10 --population 100 --eps 2 --delta 1e-5",
     "account fedavg": "--iters 8 --probability 0.1 --noise-multiplier 2 --delta 1e-5",
     "data build": "NEW --data DATA --tokenizer MISSING",
-    "data stats": "CORPUS",
     "train": "--epochs 2 --iters 4 --eps 2 --delta 1e-5 --show-config",
     "audit": "FILE --canaries 64 --seed 1",
 }

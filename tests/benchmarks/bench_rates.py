@@ -26,8 +26,7 @@ from training_runs import Runs
 from mfopt.optimize import Form, Question, Target, factorize
 from mfopt.sampling import BallsInBins
 from mfopt.training.config import TrainConfig
-from mfopt.training.data.sources import walk
-from mfopt.training.data.stdlib import docstrings_of, functions_of
+from mfopt.training.data.stdlib import docstrings_of, functions_of, walk
 
 LEAST_WORDS = 8
 

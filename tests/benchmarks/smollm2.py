@@ -31,8 +31,7 @@ import harness  # noqa: F401 - finds the module of the manifest
 import manifest
 
 from mfopt._version import __version__
-from mfopt.training.data.sources import walk
-from mfopt.training.data.stdlib import docstrings_of
+from mfopt.training.data.stdlib import docstrings_of, walk
 
 ARTIFACT = Path(__file__).parents[2] / "artifacts" / "smollm2.json"
 LEAST_CHARACTERS, RECORDS = 200, (4, 16)  # of a docstring; fewest and most of a user

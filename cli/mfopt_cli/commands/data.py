@@ -1,9 +1,8 @@
-"""``mfopt data``: build user data stores and describe them."""
+"""``mfopt data``: build user data stores."""
 
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,21 +25,19 @@ def command() -> None:
 @option(
     "--data",
     str,
-    "Private data: files, one folder, or an embedded corpus, `stdlib` or `stdlib-code`. "
-    "Repeatable.",
+    "Private data: files, or an embedded corpus, `stdlib` or `stdlib-code`. Repeatable.",
     "paths",
     multiple=True,
     required=True,
 )
 @option(
     "--format",
-    ("auto", "jsonl", "parquet", "csv", "folder"),
-    "auto: by file suffix (.gz too for jsonl); of a folder one file or folder per user.",
+    ("auto", "jsonl", "parquet", "csv"),
+    "auto: by file suffix (.gz too for jsonl).",
     "kind",
 )
 @option("--user-column", str, "Column that names the privacy unit.", default="user")
 @option("--text-column", str, "Column with the text of a record.", default="text")
-@option("--records", ("file", "line", "paragraph"), "Unit of one record, for --format folder.")
 @option(
     "--public",
     str,
@@ -134,26 +131,15 @@ command.add_command(build)
 def _source(paths: tuple[str, ...], arguments: SimpleNamespace, name: str = "data") -> Any:
     from mfopt.training.data import sources
 
-    formats: list[Any] = [sources.JsonLines, sources.Csv, sources.Parquet, sources.Folder]
+    formats: list[Any] = [sources.JsonLines, sources.Csv, sources.Parquet]
     candidates: set[Any] = {source for source in formats if source.format == arguments.kind}
     if not candidates:
-        candidates = {
-            sources.Folder if Path(path).is_dir() else sources.format_of(path) for path in paths
-        }
+        candidates = {sources.format_of(path) for path in paths}
     if len(candidates) != 1 or None in candidates:
         rule = "has no suffix that determines one format"
         raise _check.reject(name, list(paths), rule, "Give --format.")
     (source,) = candidates
-    is_folder = source is sources.Folder
-    for option_name in ("user_column", "text_column") if is_folder else ("records",):
-        if options.typed(option_name):
-            rule = f"has no effect with --format {source.format}"
-            raise _check.reject(option_name, getattr(arguments, option_name), rule, "Leave it out.")
-    if not is_folder:
-        return source(paths, arguments.user_column, arguments.text_column)
-    if len(paths) != 1:
-        raise _check.reject(name, list(paths), "must be one folder for --format folder")
-    return source(paths[0], arguments.records)
+    return source(paths, arguments.user_column, arguments.text_column)
 
 
 def _print(report: JsonObject) -> None:
@@ -175,45 +161,3 @@ def _print(report: JsonObject) -> None:
             display.print_text(f"{name}: {count:,} bad, skipped: {reason}")
         for example in counts["examples"]:
             display.print_text(f"  {example}")
-
-
-@command.command()
-@click.argument("path", type=click.Path())
-@option("--verify", bool, "Read everything and check the content digests.")
-@options.json_flag
-def stats(path: str, verify: bool, as_json: bool) -> None:
-    """Records per user and tokens per record of the stores in PATH.
-
-    These numbers come from the data without noise: no privacy guarantee covers them.
-
-    \b
-    Example:
-      mfopt data stats corpus
-    """
-    from mfopt.training.data import open_parts
-    from mfopt.training.data import stats as statistics
-
-    stores = open_parts(path)
-    if verify:
-        for store in stores.values():
-            store.verify()
-    summaries = {name: statistics.summary(store) for name, store in stores.items()}
-    if as_json:
-        display.json_object(summaries)
-    else:
-        for name, facts in summaries.items():
-            _describe(name, facts)
-
-
-def _describe(name: str, facts: JsonObject) -> None:
-    display.print_text(
-        f"{name}: {facts['users']:,} users, {facts['records']:,} records, "
-        f"{facts['tokens']:,} tokens, vocabulary {facts['vocab_size']:,}"
-    )
-    kinds = {"min": ",", "p10": ",.0f", "median": ",.0f", "mean": ",.1f", "p90": ",.0f", "max": ","}
-    rows = [
-        [label.replace("_", " "), *(format(facts[label][key], kind) for key, kind in kinds.items())]
-        for label in ("records_per_user", "tokens_per_record", "tokens_per_user")
-        if facts[label]
-    ]
-    display.columns(["", *kinds], rows)

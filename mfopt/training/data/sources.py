@@ -9,11 +9,9 @@ import gzip
 import hashlib
 import io
 import json
-import os
-import re
 import unicodedata
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,8 +97,8 @@ def _chat(messages: object) -> object:
     return tuple(pieces)
 
 
-class _Files:
-    """Base of formats with one record per line or row.
+class Source:
+    """Base of formats with one record per line or row, the same in the same order at every reading.
 
     The first row decides whether records have a column of text, a prompt and a completion, or chat
     messages.
@@ -166,7 +164,7 @@ class _Files:
                 raise _check.reject("column", column, rule, way_out)
 
 
-class JsonLines(_Files):
+class JsonLines(Source):
     """One JSON object per line; a file that ends in ``.gz`` is read through gzip."""
 
     format = "jsonl"
@@ -196,7 +194,7 @@ def _parsed(line: bytes) -> JsonObject | str:
     return row if isinstance(row, dict) else "not a JSON object"
 
 
-class Csv(_Files):
+class Csv(Source):
     """Comma-separated values with a header line."""
 
     format = "csv"
@@ -223,7 +221,7 @@ class Csv(_Files):
                 yield row, raw.tell(), f"line {rows.line_num}"
 
 
-class Parquet(_Files):
+class Parquet(Source):
     """Parquet files, read in batches of rows."""
 
     format = "parquet"
@@ -249,7 +247,7 @@ class Parquet(_Files):
             raise _check.reject("data", str(path), f"is not a Parquet file: {error}") from None
 
 
-_BY_SUFFIX: dict[str, type[_Files]] = {
+_BY_SUFFIX: dict[str, type[Source]] = {
     ".jsonl": JsonLines,
     ".ndjson": JsonLines,
     ".csv": Csv,
@@ -257,104 +255,9 @@ _BY_SUFFIX: dict[str, type[_Files]] = {
 }
 
 
-def format_of(path: str | Path) -> type[_Files] | None:
+def format_of(path: str | Path) -> type[Source] | None:
     """The format that a file's name ends in; None: no known one."""
     name = str(path).lower()
     suffix = Path(name.removesuffix(".gz")).suffix
     kind = _BY_SUFFIX.get(suffix)
     return None if name.endswith(".gz") and kind is not JsonLines else kind
-
-
-def walk(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:
-    """Yield the files below ``folder`` in a fixed order.
-
-    Names that begin with a dot and folders named in ``left_out`` are passed by, links to folders
-    are not followed.
-    """
-    with os.scandir(folder) as entries:
-        ordered = sorted(entries, key=lambda entry: entry.name)
-    for entry in ordered:
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir(follow_symlinks=False):
-            if entry.name not in left_out:
-                yield from walk(Path(entry.path), left_out)
-        elif entry.is_file():
-            yield Path(entry.path)
-
-
-class FileTree:
-    """Base of sources of many small files, by what else decides the records, ``facts``."""
-
-    unit = "files"
-    format = ""
-    context = False
-
-    def __init__(self, folder: str | Path, **facts: object) -> None:
-        self.folder = Path(folder)
-        self._facts = facts
-        if not self.folder.is_dir():
-            raise _check.reject("data", str(folder), "is not a folder")
-
-    def files(self) -> Iterator[Path]:
-        """The files, in a fixed order."""
-        return walk(self.folder)
-
-    def describe(self) -> JsonObject:
-        """Format, number of files, a digest of their names and sizes, and what else decides."""
-        digest = hashlib.sha256()
-        count = 0
-        for path in self.files():
-            digest.update(f"{path.relative_to(self.folder)}\0{path.stat().st_size}\n".encode())
-            count += 1
-        facts = {"format": self.format, "files": count, "names_and_sizes": digest.hexdigest()}
-        return facts | self._facts
-
-    def total(self) -> int:
-        """Number of files."""
-        return sum(1 for _ in self.files())
-
-    def read(self) -> Iterator[Item]:
-        """Read the items of all files."""
-        for number, path in enumerate(self.files(), 1):
-            position = str(path.relative_to(self.folder))
-            for item in self.items(path):
-                yield item._replace(done=number, where=position)
-
-    def items(self, path: Path) -> Iterator[Item]:
-        """The records of one file, or the reasons why there are none."""
-        raise NotImplementedError
-
-
-# the same records in the same order at every reading
-Source = _Files | FileTree
-
-
-class Folder(FileTree):
-    """One file or one sub-folder per user, whose name it bears (a file's without its last suffix).
-
-    ``records``: what one record is, "file", "line", or "paragraph" (between blank lines).
-    """
-
-    format = "folder"
-
-    def __init__(self, folder: str | Path, records: str = "file") -> None:
-        super().__init__(folder, records=records)
-        self.records = _check.choice("records", records, ("file", "line", "paragraph"))
-
-    def items(self, path: Path) -> Iterator[Item]:
-        """The records of one file."""
-        parts = path.relative_to(self.folder).parts
-        user = parts[0] if len(parts) > 1 else path.stem
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            yield Item(reason="not UTF-8")
-            return
-        pieces = [text]
-        if self.records == "line":
-            pieces = [line for line in text.splitlines() if line.strip()]
-        elif self.records == "paragraph":
-            pieces = [part for part in re.split(r"\n\s*\n", text) if part.strip()]
-        for piece in pieces:
-            yield Item.of(user, piece)

@@ -8,13 +8,15 @@ package never stand on both sides. The Python version is recorded with the store
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import hashlib
+import os
 import platform
 import sysconfig
 import textwrap
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
 from mfopt.training.data.build import Options, build
 from mfopt.training.data.builder import HoldOut
-from mfopt.training.data.sources import FileTree, Item, Source, format_of, walk
+from mfopt.training.data.sources import Lines, Source, format_of
 from mfopt.training.tokenizers import Tokenizer
 
 # Tests, demonstrations, bundled applications, and what is installed beside the library.
@@ -38,7 +40,8 @@ def is_public(package: str) -> bool:
     >>> is_public("asyncio"), is_public("json")
     (False, False)
     """
-    byte = hashlib.blake2b((_SALT + package).encode(), digest_size=1).digest()[0]
+    name = package.removesuffix(".py")
+    byte = hashlib.blake2b((_SALT + name).encode(), digest_size=1).digest()[0]
     return byte < 256 * _PUBLIC_SHARE
 
 
@@ -78,7 +81,20 @@ def docstrings_of(source: str) -> list[str]:
     return [text for text in texts if text]
 
 
-class StandardLibrary(FileTree):
+def walk(folder: Path, left_out: Collection[str] = ()) -> list[Path]:
+    """The files below ``folder``, sorted by path.
+
+    Names that begin with a dot and folders named in ``left_out`` are passed by, links to folders
+    are not followed.
+    """
+    files = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name[0] != "." and name not in left_out]
+        files += [Path(place, name) for name in names if name[0] != "."]
+    return sorted(filter(Path.is_file, files))
+
+
+class StandardLibrary(Source):
     """One part of the corpus; users are modules, named like ``json.decoder``.
 
     ``part``: "private", "public", or "prose" (the docstrings of the public part).
@@ -87,29 +103,39 @@ class StandardLibrary(FileTree):
     format = "stdlib"
 
     def __init__(self, part: str = "private", folder: str | Path | None = None) -> None:
-        folder = sysconfig.get_path("stdlib") if folder is None else folder
-        super().__init__(folder, part=part, python=platform.python_version())
+        self.folder = Path(folder or sysconfig.get_path("stdlib"))
         self.part = _check.choice("part", part, ("private", "public", "prose"))
+        in_public = self.part != "private"
+        paths = [
+            path
+            for path in walk(self.folder, _LEFT_OUT)
+            if path.suffix == ".py"
+            and is_public(path.relative_to(self.folder).parts[0]) == in_public
+        ]
+        super().__init__(paths, "user", "text")
 
-    def files(self) -> Iterator[Path]:
-        """The modules of the part, in a fixed order."""
-        for path in walk(self.folder, _LEFT_OUT):
-            package = path.relative_to(self.folder).parts[0].removesuffix(".py")
-            parts = ("public", "prose") if is_public(package) else ("private",)
-            if path.suffix == ".py" and self.part in parts:
-                yield path
+    def describe(self) -> JsonObject:
+        """Format, number of modules, a digest of their names and sizes, and what else decides."""
+        digest = hashlib.sha256()
+        for path in self.paths:
+            digest.update(f"{path.relative_to(self.folder)}\0{path.stat().st_size}\n".encode())
+        return {
+            "format": self.format,
+            "files": len(self.paths),
+            "names_and_sizes": digest.hexdigest(),
+            "part": self.part,
+            "python": platform.python_version(),
+        }
 
-    def items(self, path: Path) -> Iterator[Item]:
-        """The functions of one module."""
+    def _rows(self, path: Path) -> Lines:
+        """The functions of one module, or their docstrings."""
         module = ".".join(path.relative_to(self.folder).with_suffix("").parts)
-        try:
-            with tokenize.open(path) as file:
-                texts = (docstrings_of if self.part == "prose" else functions_of)(file.read())
-        except (SyntaxError, UnicodeDecodeError):
-            yield Item(reason="not Python")
-            return
-        for text in texts:
-            yield Item.of(module.removesuffix(".__init__"), text)
+        rows: list[JsonObject | str] = ["not Python"]
+        with contextlib.suppress(SyntaxError, UnicodeDecodeError), tokenize.open(path) as file:
+            texts = (docstrings_of if self.part == "prose" else functions_of)(file.read())
+            rows = [{"user": module.removesuffix(".__init__"), "text": text} for text in texts]
+        for row in rows:
+            yield row, path.stat().st_size, f"in {path.parent}"
 
 
 def build_stdlib(folder: str | Path, *, public: str = "public", **keywords: Any) -> JsonObject:
