@@ -26,6 +26,7 @@ def test_contents_come_back(tmp_path):
     for content, expected in [
         (b"\x00\xff", b"\x00\xff"),
         ("ε\n", "ε\n".encode()),
+        ({"b": [], "a": 1}, b'{\n  "a": 1,\n  "b": []\n}\n'),
         (lambda stream: stream.write(b"by stream"), b"by stream"),
         (lambda stream: Path(stream.name).write_bytes(b"by path"), b"by path"),
     ]:

@@ -127,8 +127,8 @@ class Archive:
         if not methods <= {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
             raise ValueError("it is compressed in a way that numpy does not write")
         claimed = sum(entry.file_size for entry in entries)
-        if claimed > most_bytes or claimed > _FREE + _DEFLATES * size:
-            limit = min(most_bytes, _FREE + _DEFLATES * size)
+        limit = min(most_bytes, _FREE + _DEFLATES * size)
+        if claimed > limit:
             raise ValueError(f"it claims {claimed} bytes of arrays, more than {limit}")
         headers = {}
         for name, entry in zip(names, entries, strict=True):

@@ -52,7 +52,7 @@ def renamed_arguments(names: Mapping[str, str]) -> Iterator[None]:
     except UsageError as problem:
         if problem.argument is None:
             raise
-        parts = [part.strip() for part in problem.argument.split(",")]
+        parts = problem.argument.split(", ")
         typed = ", ".join(names.get(part, part) for part in parts)
         raise reject(typed, problem.value, problem.rule, problem.way_out) from None
 

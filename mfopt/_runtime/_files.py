@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import shutil
@@ -28,6 +29,7 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 
 from mfopt._runtime import _check
+from mfopt._runtime._types import JsonObject
 from mfopt.errors import FailureError, UsageError
 
 try:
@@ -35,7 +37,7 @@ try:
 except ImportError:  # Windows refuses to remove a file that is open: nothing needs to be locked
     fcntl = None  # type: ignore[assignment]
 
-Content: TypeAlias = bytes | str | Callable[[BinaryIO], object]
+Content: TypeAlias = bytes | str | JsonObject | Callable[[BinaryIO], object]
 
 _PART = re.compile(r"\..*\.[0-9a-f]{12}\.mfopt-part")
 _YOUNG = 60.0  # seconds in which a file may not be locked yet by the run that just made it
@@ -54,8 +56,9 @@ def write(
 
     Args:
       path: where the file is to be. Its folder must exist.
-      content: bytes, a text (written as UTF-8), or a function that writes to a binary stream (or
-        to the file ``stream.name``, where a library wants a path).
+      content: bytes, a text (written as UTF-8), an object to be written as JSON, or a function
+        that writes to a binary stream (or to the file ``stream.name``, where a library wants a
+        path).
       force: replace a file of that name; otherwise it is left alone, even one that appeared a
         moment ago.
       private: readable by the owner only, from the first byte on; otherwise as the umask says.
@@ -67,6 +70,8 @@ def write(
       OSError: disk full, no permission, ....
     """
     path = Path(path)
+    if isinstance(content, dict):
+        content = json.dumps(content, indent=2, sort_keys=True) + "\n"
     part, descriptor = _open_part(path, 0o600 if private else 0o666)
     try:
         # for writers that want a path, stream.name is it

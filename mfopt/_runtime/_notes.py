@@ -48,8 +48,7 @@ def write(name: str, facts: JsonObject) -> bool:
     facts = {**facts, "statement": name}
     try:
         folder().mkdir(parents=True, exist_ok=True, mode=0o700)
-        text = json.dumps({**facts, "tag": _tag(facts, _key(make=True))}, sort_keys=True)
-        _files.write(note_path(name), text, private=True)
+        _files.write(note_path(name), facts | {"tag": _tag(facts, _key(make=True))}, private=True)
         _files.trim(folder(), "*.json", MOST_BYTES)
     except OSError:  # a read-only home is no reason to lose a result
         return False

@@ -22,7 +22,7 @@ def free_memory() -> int:
     """
     limits = [2**63]
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
         facts = dict(line.split(":", 1) for line in lines)
         limits.append(int(facts["MemAvailable"].split()[0]) * 1024)
     except (OSError, KeyError, ValueError):  # not Linux: what is installed, not what is free

@@ -23,7 +23,6 @@ from mfopt.training import metrics
 from mfopt.training import validation as validated
 from mfopt.training.checkpoint import Checkpoints
 from mfopt.training.continued import path_of
-from mfopt.training.data.store import write_json
 from mfopt.training.folder import CHECKPOINTS, MODEL, REPORT, mark_used
 from mfopt.training.loop import TrainState
 from mfopt.training.metrics import Evaluator, HeldOutLoss
@@ -236,5 +235,5 @@ def _write_report(prepared: Prepared, done: int) -> JsonObject | None:
     if jax.process_index() == 0:
         _files.write(prepared.folder / "config.toml", prepared.config.to_toml())
         if report is not None:
-            write_json(prepared.folder / REPORT, report)
+            _files.write(prepared.folder / REPORT, report)
     return report

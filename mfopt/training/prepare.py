@@ -23,7 +23,7 @@ from mfopt.training import initial_model, privacy, sizes
 from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig, load
 from mfopt.training.continued import earlier_report
-from mfopt.training.data import EMBEDDED, TokenStore, open_parts, screen, verify_all
+from mfopt.training.data import EMBEDDED, TokenStore, open_parts, screen
 from mfopt.training.data.stdlib import build_lines, build_stdlib
 from mfopt.training.folder import (
     MODEL,
@@ -155,7 +155,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     shapes = initial_model.outline(config, train.vocab_size)
     # before a model is pretrained; one that a function makes is there before its sizes are known
     model = shapes or initial_model.initial_model(config, parts, progress, tokenizer, resuming)
-    execution = _affordable(model, wiring, execution, guarantee, config)
+    execution = _affordable(model, wiring, execution, guarantee)
     if shapes is not None:
         model = initial_model.initial_model(config, parts, progress, tokenizer, resuming)
     config = dataclasses.replace(config, microbatch=execution.sampler.microbatch)
@@ -227,24 +227,18 @@ def _tell(progress: Report, note: str) -> None:
 
 
 def _affordable(
-    model: Model,
-    wiring: Wiring,
-    execution: Execution,
-    guarantee: Guarantee | None,
-    config: TrainConfig,
+    model: Model, wiring: Wiring, execution: Execution, guarantee: Guarantee | None
 ) -> Execution:
     """The execution with the largest microbatch that fits.
 
     ``model`` may hold shapes in place of values. Refused is a run whose memory does not suffice,
     or whose secure noise costs too much privacy for so many parameters.
     """
-    work = sizes.work(model, config.length)
-    microbatch = sizes.RunCost(work, execution, config).fitting()
-    fitting = dataclasses.replace(
-        wiring, config=dataclasses.replace(wiring.config, microbatch=microbatch)
-    ).execution(execution.units)
-    cost = sizes.RunCost(work, fitting, config)
-    cost.require()
+    config = wiring.config
+    cost = sizes.RunCost(sizes.work(model, config.length), execution, config)
+    config = dataclasses.replace(config, microbatch=cost.fitting())
+    fitting = dataclasses.replace(wiring, config=config).execution(execution.units)
+    dataclasses.replace(cost, execution=fitting).require()
     if guarantee is not None:
         privacy.with_grid(guarantee, fitting, model.num_params)
     return fitting
@@ -277,7 +271,8 @@ def _open_data(
     parts = open_parts(folder)
     progress(Progress("comparing the data with its digests"))
     if jax.process_index() == 0:
-        verify_all(parts)
+        for store in parts.values():
+            store.verify()
     meshes.wait_for_lead("digests")
     for store in parts.values():
         store.digest = store.metadata["content_digest"]  # compared by the lead, for all processes

@@ -321,8 +321,6 @@ def report_text(facts: JsonObject) -> str:
     """The report for people: names and values, and what is not covered, a line each."""
     guarantee = facts["guarantee"]
     sizes = facts["noise_against_signal"]
-    scheme = facts["sampling"]["scheme"]
-    details = ", ".join(f"{name} {value}" for name, value in scheme.items() if name != "kind")
     epsilon = round_up(guarantee["epsilon"])
     delta = round_up(guarantee["delta"])
     multiplier = f"{round_up(facts['noise_multiplier'])} ({facts['noise_multiplier_unit']})"
@@ -334,21 +332,12 @@ def report_text(facts: JsonObject) -> str:
         ("method", f"{guarantee['method']} ({guarantee['status']})"),
         ("noise multiplier", multiplier),
         ("strategy", described(facts["strategy"])),
-        ("sampling", f"{scheme['kind']} ({details})"),
+        ("sampling", described(facts["sampling"]["scheme"])),
+        ("contribution", described({"kind": "clipped", **facts["clipping"]})),
         ("sampled units", f"{facts['sampling']['population']} x {facts['units']['unit']}"),
         ("steps", f"{facts['iterations_covered']} covered"),
         ("noise in a step", in_a_step),
     ]
-    clip = facts["clipping"]
-    if clip.get("algorithm") == "fedavg":
-        batch = clip["local_batch"] or "all"
-        cap = clip["weight_cap"]
-        weight = f"weights min(n/{cap}, 1)" if cap else "equal weights"
-        words = (
-            f"update of {clip['local_epochs']} local epochs in steps of {batch} records at rate "
-            f"{clip['local_rate']:g}, clipped to {clip['clip_norm']:g}; {weight}"
-        )
-        rows.append(("contribution", words))
     extra = guarantee["details"]
     if "runs" in extra:
         single = [f"({round_up(x['epsilon'])}, {round_up(x['delta'])})" for x in extra["runs"]]

@@ -12,7 +12,6 @@ from mfopt._runtime._types import JsonObject
 from mfopt.training import privacy, verification
 from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping
-from mfopt.training.data.store import write_json
 from mfopt.training.loop import Execution
 from mfopt.training.units import Units
 
@@ -85,7 +84,7 @@ def write_receipt(path: str | os.PathLike[str], run: Any, state: Any = None) -> 
     if path.exists() and not _is_of(path, facts["units"]):
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         path.rename(path.with_suffix(f".{digest[:8]}{path.suffix}"))
-    write_json(path, facts)
+    _files.write(path, facts)
 
 
 def _is_of(path: Path, units: JsonObject) -> bool:

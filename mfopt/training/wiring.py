@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from mfopt._runtime import _check
+from mfopt._runtime import _check, _files
 from mfopt.accounting.closed_form.group import one_unit_target
 from mfopt.errors import FailureError
 from mfopt.factorization import Factorization, proofs
@@ -29,7 +29,6 @@ from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore
-from mfopt.training.data.store import write_json
 from mfopt.training.fedavg import FedAvg
 from mfopt.training.folder import ACCOUNT
 from mfopt.training.loop import Execution
@@ -90,7 +89,7 @@ def account_of(
     kept = resuming and path.is_file()
     if not kept and jax.process_index() == 0:
         solved = privacy.solved(accounted, *target)
-        write_json(path, solved.guarantee.describe() | {"sampling": sampled.describe()})
+        _files.write(path, solved.guarantee.describe() | {"sampling": sampled.describe()})
         proofs.note(solved)
     meshes.wait_for_lead("account")
     return _read(path, accounted, target, progress if kept else None)

@@ -21,7 +21,7 @@ from mfopt.progress import Progress, Report, silent
 from mfopt.training.data import overlap
 from mfopt.training.data.builder import HoldOut, TokenStoreBuilder
 from mfopt.training.data.sources import Item, Source
-from mfopt.training.data.store import open_parts, write_json
+from mfopt.training.data.store import open_parts
 from mfopt.training.tokenizers import FILE_NAME, Content, Tokenizer
 
 REPORT = "report.json"
@@ -114,7 +114,7 @@ def build(
             texts["public"] = (public, dataclasses.replace(options, hold_out=HoldOut()))
         report |= _written(folder, texts, tokenizer, plan, progress)
         tokenizer.save(folder / FILE_NAME)
-        write_json(folder / REPORT, report)
+        _files.write(folder / REPORT, report)
     return report
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mfopt._runtime import _check
+from mfopt._runtime import _check, _files
 from mfopt._runtime._types import JsonObject
 from mfopt.errors import FailureError
 from mfopt.progress import Progress, Report, silent
@@ -176,7 +176,7 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
             "num_tokens": len(tokens),
             "content_digest": stores.content_digest(*hashed),
         }
-        stores.write_json(folder / stores.METADATA, facts)
+        _files.write(folder / stores.METADATA, facts)
 
 
 def _uniform(keys: np.ndarray, salt: int, number: int | np.ndarray = 0) -> np.ndarray:

@@ -23,14 +23,13 @@ import functools
 import hashlib
 import json
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mfopt._runtime import _check, _files
+from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
 
 FORMAT_VERSION = 1
@@ -248,17 +247,6 @@ class TokenStore:
             rule = f"metadata of {self.path} says {stated}: the data was changed or damaged"
             way_out = "Build the store again; a run can only resume with the data it began with."
             raise _check.reject("content_digest", self.digest, rule, way_out)
-
-
-def write_json(path: Path, facts: JsonObject) -> None:
-    """Write a JSON object for people and programs, whole or not at all."""
-    _files.write(path, json.dumps(facts, indent=2, sort_keys=True) + "\n")
-
-
-def verify_all(stores: Mapping[str, TokenStore]) -> None:
-    """:meth:`TokenStore.verify` of every store, side by side (hashing lets other threads run)."""
-    with ThreadPoolExecutor() as threads:
-        list(threads.map(TokenStore.verify, stores.values()))
 
 
 def map_array(path: Path) -> np.ndarray:

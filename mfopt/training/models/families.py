@@ -14,9 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
-from flax import nnx
 
 from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
@@ -24,54 +22,53 @@ from mfopt.training.models.decoder import (
     ACTIVATIONS,
     TASKS,
     Adapters,
-    Decoder,
     Linear,
     Norm,
 )
 
 # Settings of a `config.json` that change the function computed, and values at which they do not.
+_UNSET = """
+    quantization_config attn_logit_softcapping final_logit_softcapping query_pre_attn_scalar
+    attention_multiplier embedding_multiplier residual_multiplier logits_scaling clip_qkv
+    no_rope_layers no_rope_layer_interval num_experts num_local_experts rope_local_base_freq
+"""
+_UNSET_OR_FALSE = """
+    add_cross_attention is_encoder_decoder use_qk_norm qk_layernorm use_parallel_residual
+    use_bidirectional_attention
+"""
+_FALSE = """
+    rope_interleaved use_mrope mlp_bias scale_attn_by_inverse_layer_idx reorder_and_upcast_attn
+"""
 CHANGES_FUNCTION: dict[str, tuple[object, ...]] = {
-    "quantization_config": (None,),
-    "add_cross_attention": (None, False),
-    "is_encoder_decoder": (None, False),
+    **dict.fromkeys(_UNSET.split(), (None,)),
+    **dict.fromkeys(_UNSET_OR_FALSE.split(), (None, False)),
+    **dict.fromkeys(_FALSE.split(), (False,)),
     "pruned_heads": (None, {}),
-    **dict.fromkeys(
-        ("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"), (None,)
-    ),
-    **dict.fromkeys(
-        ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"),
-        (None,),
-    ),
-    **dict.fromkeys(("clip_qkv", "no_rope_layers", "no_rope_layer_interval"), (None,)),
-    **dict.fromkeys(("num_experts", "num_local_experts", "rope_local_base_freq"), (None,)),
-    **dict.fromkeys(("use_qk_norm", "qk_layernorm", "use_parallel_residual"), (None, False)),
-    **dict.fromkeys(("rope_interleaved", "use_mrope", "mlp_bias"), (False,)),
-    **dict.fromkeys(("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"), (False,)),
-    "use_bidirectional_attention": (None, False),
     "partial_rotary_factor": (None, 1.0),
     "scale_attn_weights": (True,),
 }
 # Settings that say how a model was made, or is to be stored, drawn from or split over devices; and
 # dropout, which is off here.
-_WITHOUT_EFFECT = {
-    *("architectures", "dtype", "torch_dtype", "torchscript", "use_bfloat16", "use_cache"),
-    *("transformers_version", "initializer_range", "pretraining_tp", "is_llama_config"),
-    *("attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout"),
-    *("classifier_dropout", "cache_implementation"),
-    *("output_attentions", "output_hidden_states", "return_dict", "chunk_size_feed_forward"),
-    *("id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "tokenizer_class"),
-    *("task_specific_params", "prefix", "tie_encoder_decoder", "cross_attention_hidden_size"),
-    *("is_decoder", "tf_legacy_loss", "max_window_layers", "n_ctx", "transformers.js_config"),
-    *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id"),
-    *("cls_token_id", "mask_token_id", "decoder_start_token_id", "gradient_checkpointing"),
-    # defaults of generation, which older files hold
-    *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "temperature"),
-    *("top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "bad_words_ids"),
-    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_return_sequences"),
-    *("num_beam_groups", "diversity_penalty", "output_scores", "return_dict_in_generate"),
-    *("forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "suppress_tokens"),
-    *("begin_suppress_tokens", "exponential_decay_length_penalty"),
-}
+# The last lines are defaults of generation, which older files hold.
+_WITHOUT_EFFECT = """
+    architectures dtype torch_dtype torchscript use_bfloat16 use_cache
+    transformers_version initializer_range pretraining_tp is_llama_config
+    attention_dropout attn_pdrop embd_pdrop resid_pdrop hidden_dropout
+    classifier_dropout cache_implementation
+    output_attentions output_hidden_states return_dict chunk_size_feed_forward
+    id2label label2id num_labels problem_type finetuning_task tokenizer_class
+    task_specific_params prefix tie_encoder_decoder cross_attention_hidden_size
+    is_decoder tf_legacy_loss max_window_layers n_ctx transformers.js_config
+    bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id
+    cls_token_id mask_token_id decoder_start_token_id gradient_checkpointing
+
+    max_length min_length do_sample early_stopping num_beams temperature
+    top_k top_p typical_p repetition_penalty length_penalty bad_words_ids
+    no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences
+    num_beam_groups diversity_penalty output_scores return_dict_in_generate
+    forced_bos_token_id forced_eos_token_id remove_invalid_values suppress_tokens
+    begin_suppress_tokens exponential_decay_length_penalty
+"""
 _REMOVE = "Take it out if it changes nothing for records of the length that you train on."
 
 
@@ -88,15 +85,14 @@ def _check_settings(
         required: those that it does not follow, with the values at which it need not.
     """
     required = {k: v for k, v in CHANGES_FUNCTION.items() if k not in fields} | dict(required)
+    passed_over = {*fields, *_WITHOUT_EFFECT.split()}
     for name, value in settings.items():
         if name in required:
             if value not in required[name]:
                 rule = f"only {required[name][-1]!r} is supported"
                 raise _check.reject(f"config.json {name}", value, rule, _REMOVE)
         elif (
-            value is not None
-            and name not in fields | _WITHOUT_EFFECT
-            and (not name.startswith(("_", "summary_")))
+            value is not None and name not in passed_over and not name.startswith(("_", "summary_"))
         ):
             warnings.warn(
                 f"config.json has {name} = {_check.printable(repr(value)[:80])}, which is not "
@@ -169,7 +165,7 @@ FAMILIES = {
     "gpt2": _DecoderFamily(
         "GPT2LMHeadModel",
         {"ln_1": "ln_1", "ln_2": "ln_2"},
-        biased=tuple(TASKS),
+        biased=("mlp/c_fc", "mlp/c_proj"),
         plain=True,
         learned=True,
         names=_GPT2_NAMES,
@@ -189,7 +185,7 @@ FAMILIES = {
     "gpt_neox": _DecoderFamily(
         "GPTNeoXForCausalLM",
         _BEFORE,
-        biased=_MATRICES,
+        biased=("mlp/up_proj", "mlp/down_proj"),
         plain=True,
         parallel=True,
         names=_PYTHIA_NAMES,
@@ -393,11 +389,6 @@ class DecoderConfig:
         """Width of all keys, and of all values."""
         return self.num_key_value_heads * self.head_dim
 
-    @property
-    def num_params(self) -> int:
-        """Parameters of the whole model, without adapters."""
-        return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(Decoder(self, {}))))
-
     def norm(self, features: int | None = None) -> Norm:
         """A norm over ``features``; None: the width of the model."""
         family = self.family
@@ -511,8 +502,6 @@ class DecoderConfig:
     def biased(self, layer: str) -> bool:
         """True if a linear layer has a bias."""
         of_attention = layer.startswith("attn/")
-        if self.family.plain and of_attention:
-            return self.attention_bias
         return layer in self.family.biased or (self.attention_bias and of_attention)
 
 
@@ -578,8 +567,8 @@ def gpt2_config(
       n_head: heads of attention in each block.
       n_inner: width of the hidden layer of each block; 4 * ``n_embd`` if None.
 
-    >>> gpt2_config(n_embd=1600, n_layer=48, n_head=25).num_params
-    1557611200
+    >>> gpt2_config(n_embd=1600, n_layer=48, n_head=25).intermediate_size
+    6400
     """
     sizes = (vocab_size, n_positions, n_embd, n_layer, n_head, n_inner)
     settings: JsonObject = dict(zip(_OF_GPT2, sizes, strict=False))
