@@ -207,8 +207,22 @@ def test_what_cannot_work_is_said_before_anything_starts(data, tmp_path, monkeyp
         with pytest.raises(UsageError, match=match):
             prepare(settings_for(data, tmp_path / str(number), pretrain_steps=5, **changes))
     assert [path.name for path in tmp_path.iterdir()] == ["0"]  # which was there
-    with pytest.raises(UsageError, match="length"):
-        settings_for(data, tmp_path / "short", length=1)
+    for changes, match in (
+        ({"length": 1}, "length"),
+        (
+            {"sampling": "min-separation:separation=4,max_participations=2,iterations=8"},
+            "sampling = .*no batch is drawn",
+        ),
+        (
+            {
+                "sampling": "fixed-batch:batch_size=5,population=20,iterations=4",
+                "strategy": "banded-sqrt",
+            },
+            "strategy = banded-sqrt: has no account under fixed-batch.*zero-out",
+        ),
+    ):
+        with pytest.raises(UsageError, match=match):
+            settings_for(data, tmp_path / "never", **changes)
     with pytest.raises(AssertionError, match="has begun"):  # the control
         prepare(settings_for(data, tmp_path / "whole", pretrain_steps=5))
 

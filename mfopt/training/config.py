@@ -249,7 +249,22 @@ class TrainConfig:
                 "",
             )
         if self.sampling:
-            self.scheme()
+            scheme = self.scheme()
+            yield (
+                not scheme.executable,
+                "sampling",
+                "is a condition on participations, by which no batch is drawn",
+                "Use fresh-bins or another scheme that draws.",
+            )
+            yield (
+                self.optimizes
+                and self.strategy != "optimized"
+                and scheme.run_adjacency != "add-remove",
+                "strategy",
+                f"has no account under {scheme.kind}, whose runs have {scheme.run_adjacency} "
+                "adjacency: C = I alone has one",
+                "Use strategy = 'identity', or another sampling.",
+            )
         yield from (
             (not private and self.noise == "secure", "noise", f"has no effect on {chosen}", ""),
             (
