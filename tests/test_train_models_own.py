@@ -59,7 +59,7 @@ def test_any_nnx_module_becomes_a_model():
             return self.out[0](self.embed(tokens))
 
     module = Bigram(nnx.Rngs(0))
-    model = from_nnx(module, name="bigram")
+    model = from_nnx(module)
     assert model.num_params == 16 * 4 + 4 * 16 + 16
     tokens, mask = jnp.array([3, 1, 4, 1, 5]), jnp.ones(5, bool)
     expected = next_token_loss(module(tokens), tokens, mask)

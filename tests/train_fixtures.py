@@ -50,7 +50,7 @@ def bigram_model(vocab_size=32, width=8, seed=0):
         logits = jnp.take(params["embed"], tokens, axis=0) @ params["decode"]
         return next_token_loss(logits, tokens, mask)
 
-    return Model.of(params, loss, name="bigram")
+    return Model.of(params, loss)
 
 
 WIDTH, RANK = 64, 4

@@ -97,7 +97,7 @@ def _canary_model(canaries: int, loudness: float = _LOUDNESS) -> Model:
         row = params["axes"][jnp.minimum(tokens[:1], canaries - 1)]
         return jnp.where(is_canary, loudness * row.sum(), 0)
 
-    return Model.of({"axes": jnp.zeros((canaries, 1))}, loss, name="canaries")
+    return Model.of({"axes": jnp.zeros((canaries, 1))}, loss)
 
 
 def settings_of(account: Factorization) -> TrainConfig:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import tomllib
 from collections.abc import Callable, Iterator
@@ -286,6 +287,12 @@ class TrainConfig:
                 "",
             ),
             (
+                self.factorization and not private,
+                "algorithm",
+                "adds no noise, so it needs no factorization",
+                "Give its `sampling` instead, for example balls-in-bins:bins=16,epochs=4.",
+            ),
+            (
                 bool(self.factorization) == bool(self.sampling),
                 "factorization",
                 "give either a factorization file or `sampling`",
@@ -351,14 +358,11 @@ class TrainConfig:
     def to_toml(self) -> str:
         """The settings as a TOML file that :func:`load` reads back."""
         lines = []
-        for section in SECTIONS:
-            lines.append(f"[{section}]")
-            for field in dataclasses.fields(self):
-                if field.metadata["section"] == section:
-                    value = getattr(self, field.name)
-                    # JSON's strings, numbers and booleans are TOML's as well
-                    lines.append(f"{field.name} = {json.dumps(value)}")
-            lines.append("")
+        fields = dataclasses.fields(self)
+        for section, its_fields in itertools.groupby(fields, lambda x: x.metadata["section"]):
+            # JSON's strings, numbers and booleans are TOML's as well
+            values = [f"{x.name} = {json.dumps(getattr(self, x.name))}" for x in its_fields]
+            lines += [f"[{section}]", *values, ""]
         return "\n".join(lines)
 
 

@@ -24,7 +24,6 @@ from mfopt.training.batching import Sampler
 from mfopt.training.clipping import NoClipping
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore
-from mfopt.training.data.store import Rows
 from mfopt.training.loop import Execution, Trainer
 from mfopt.training.models import Model
 from mfopt.training.models.decoder import LoRAConfig
@@ -131,7 +130,7 @@ def _imported(config: TrainConfig, vocab_size: int) -> Model:
         rule = f"gives a {type(model).__name__}: must be a Model or a Flax NNX module"
         raise _check.reject("model", config.model, rule)
     if not isinstance(model, Model):
-        model = from_nnx(model, name=config.model.partition(":")[2], vocab_size=vocab_size)
+        model = from_nnx(model, vocab_size=vocab_size)
     if model.logits is not None:
         rows = jnp.zeros((2, config.length), jnp.int32).at[1, -1].set(1)
         of_zeros, of_one = (
@@ -153,12 +152,10 @@ class _CorpusUnits(Units):
         self._seed = seed
         super().__init__(1, {"unit": "block", "records": records, "length": length})
 
-    def fetch(self, units: np.ndarray, step: int) -> Rows:
+    def _chosen(self, units: np.ndarray, step: int) -> np.ndarray:
         rng = np.random.default_rng([self._seed, step])
         count = self.store.num_records
-        records = rng.choice(count, self.records, replace=self.records > count)
-        tokens, mask = self.store.batch(records, self.length)
-        return tokens[None], mask[None]
+        return rng.choice(count, (1, self.records), replace=self.records > count)
 
 
 def _pretrain(model: Model, store: TokenStore, config: TrainConfig, progress: Report) -> PyTree:

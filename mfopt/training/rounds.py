@@ -172,18 +172,17 @@ class PrivateRounds:
             rule = f"took part in rounds {self._rounds[early[0]]}: at most "
             rule += f"{self.scheme.participations} rounds, {self.scheme.separation} apart"
             raise _check.reject("updates", early[0], rule, "Ask may_join(device) before.")
-        zeros = [jnp.zeros(shape) for shape in self._state.layout.shapes]
-        total = self._state.layout.treedef.unflatten(zeros)
+        layout = self._state.layout
+        total = [jnp.zeros(shape) for shape in layout.shapes]
         clip = Clipping(self.stream.clip_norm)
         for update in updates.values():
             leaves = self.stream.leaves_like(self._state, update, "updates")
-            clipped = clip(jax.tree.unflatten(jax.tree.structure(total), leaves)).gradient
-            total = jax.tree.map(jnp.add, total, clipped)
+            total = jax.tree.map(jnp.add, total, clip(leaves).gradient)
         for name in updates:
             self._rounds.setdefault(name, []).append(self.step)
         # on the disk before the release: a folder that knows of fewer is an older copy
         participations = json.dumps({"rounds": self.step + 1, "devices": self._rounds})
         _files.write(self._devices_file, participations, force=True, private=True)
-        noised, self._state = self.stream.release(total, self._state)
+        noised, self._state = self.stream.release(layout.treedef.unflatten(total), self._state)
         noise.save_state(self._state_file, self.stream, self._state, force=True)
         return jax.tree.map(lambda leaf: leaf / self.cohort, noised)

@@ -22,6 +22,8 @@ _USERS_AT_ONCE = 1 << 16
 class Units:
     """A numbered population of privacy units: its public numbers. Subclasses have the data.
 
+    They have a ``store``, and a ``length``, the tokens of a row.
+
     Args:
         population: how many; unit numbers are 0 .. population - 1.
         facts: JSON-able settings. ``unit`` is what one is called, ``records`` is G, the rows of a
@@ -29,6 +31,9 @@ class Units:
             selection in ELS; both are 1 where they are left out. Both are attributes as
             well.
     """
+
+    store: TokenStore
+    length: int
 
     def __init__(self, population: int, facts: JsonObject) -> None:
         self.population, self._facts = population, facts
@@ -39,6 +44,13 @@ class Units:
 
         A pure function of its arguments; one unit's rows depend on no other unit.
         """
+        chosen = self._chosen(np.asarray(units, dtype=np.int64), step)
+        tokens, mask = self.store.batch(chosen.reshape(-1), self.length)
+        shape = (*chosen.shape, self.length)
+        return tokens.reshape(shape), mask.reshape(shape)
+
+    def _chosen(self, units: np.ndarray, step: int) -> np.ndarray:
+        """Record numbers (m, G) of ``units`` in a step, -1 for none."""
         raise NotImplementedError("only the public numbers of these units are known")
 
     def describe(self) -> JsonObject:
@@ -65,12 +77,8 @@ class UserUnits(Units):
         facts = {"unit": "user", "records": _check.integer("records", records)}
         super().__init__(store.num_users, facts | {"length": self.length})
 
-    def fetch(self, units: np.ndarray, step: int) -> Rows:
-        units = np.asarray(units, dtype=np.int64)
-        shape = (len(units), self.records, self.length)
-        chosen = select(self.store, units, self.records, (self.seed, step))
-        tokens, mask = self.store.batch(chosen.reshape(-1), self.length)
-        return tokens.reshape(shape), mask.reshape(shape)
+    def _chosen(self, units: np.ndarray, step: int) -> np.ndarray:
+        return select(self.store, units, self.records, (self.seed, step))
 
 
 class RecordUnits(Units):
@@ -112,12 +120,10 @@ class RecordUnits(Units):
         facts = {"unit": "record", "group_size": group_size, "length": self.length}
         super().__init__(len(self.selected), facts | {"reserve": reserve, "whole": whole})
 
-    def fetch(self, units: np.ndarray, step: int) -> Rows:
-        records = np.asarray(units, dtype=np.int64)
+    def _chosen(self, units: np.ndarray, step: int) -> np.ndarray:
         if self.population:
-            records = np.where(records < 0, -1, self.selected[np.maximum(records, 0)])
-        tokens, mask = self.store.batch(records, self.length)
-        return tokens[:, None], mask[:, None]
+            units = np.where(units < 0, -1, self.selected[np.maximum(units, 0)])
+        return units[:, None]
 
 
 def select(

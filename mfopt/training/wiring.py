@@ -54,10 +54,6 @@ def account_of(
         FailureError: what is kept there, or in a factorization file, could not be proved.
     """
     if config.algorithm == "none":
-        if config.factorization:
-            rule = "adds no noise, so it needs no factorization"
-            way_out = "Give its `sampling` instead, for example balls-in-bins:bins=16,epochs=4."
-            raise _check.reject("algorithm", "none", rule, way_out)
         return None
     if config.optimizes:
         rule = "is optimized by `mfopt train`, before this"

@@ -193,7 +193,7 @@ def _texts(public: Any, progress: Report) -> Iterator[str]:
     """The texts of the public part, for a tokenizer."""
     total = public.total()
     for item in public.read():
-        progress(Progress("reading for the tokenizer", item.done, total, public.unit))
+        progress(Progress("reading for the tokenizer", item.done, total, "B"))
         if item.text is not None:
             yield _joined(item.text)
 
@@ -219,7 +219,7 @@ def _fill(
     characters = 0
     total = source.total()
     for item in source.read():
-        progress(Progress(f"reading {name}", item.done, total, source.unit))
+        progress(Progress(f"reading {name}", item.done, total, "B"))
         if item.reason is None:
             pending.append(item)
             characters += len(_joined(item.text or ""))

@@ -104,7 +104,6 @@ class Source:
     messages.
     """
 
-    unit = "B"
     format = ""
 
     def __init__(self, paths: Sequence[str | Path], user_column: str, text_column: str) -> None:

@@ -121,7 +121,6 @@ def gpt2_shapes(config: DecoderConfig, lora: LoRAConfig | None = None) -> Model:
     model = from_nnx(
         module,
         trainable=nnx.Param if lora is None else nnx.LoRAParam,
-        name=config.model_type,
         vocab_size=config.vocab_size,
         max_length=module.positions,
         export=export,

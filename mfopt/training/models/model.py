@@ -26,7 +26,6 @@ class Model:
             differentiable in ``params``, and must be 0 with gradient 0 where ``mask`` is False
             throughout: such rows are padding.
         frozen: pytree of arrays the loss needs and training leaves alone (a LoRA base).
-        name: for reports.
         vocab_size: tokens must be below it; None: unknown.
         max_length: longest record the model takes, tokens; None: any.
         logits: ``logits(params, frozen, tokens (L,)) -> (L, V)``, where the model has such.
@@ -46,30 +45,24 @@ class Model:
     params: PyTree
     loss: Loss
     frozen: PyTree = ()
-    name: str = "model"
     vocab_size: int | None = None
     max_length: int | None = None
     logits: Callable[[PyTree, PyTree, jax.Array], jax.Array] | None = None
     export: Callable[[PyTree, PyTree, Path], None] | None = None
 
     @classmethod
-    def of(
-        cls,
-        params: PyTree,
-        loss: Callable[[PyTree, jax.Array, jax.Array], jax.Array],
-        name: str = "model",
-    ) -> Model:
+    def of(cls, params: PyTree, loss: Callable[[PyTree, jax.Array, jax.Array], jax.Array]) -> Model:
         """A model without frozen arrays, from ``loss(params, tokens, mask) -> scalar``."""
-        return cls(params, lambda params, _, tokens, mask: loss(params, tokens, mask), name=name)
+        return cls(params, lambda params, _, tokens, mask: loss(params, tokens, mask))
 
     def check_fits(self, vocab_size: int, length: int) -> None:
         """Refuse data with tokens up to ``vocab_size`` - 1, or ``length``, beyond this model."""
         if self.vocab_size is not None and vocab_size > self.vocab_size:
-            rule = f"the model {self.name} knows {self.vocab_size} tokens"
+            rule = f"the model knows {self.vocab_size} tokens"
             way_out = "Build the data with the model's own tokenizer."
             raise _check.reject("vocab_size", vocab_size, rule, way_out)
         if self.max_length is not None and length > self.max_length:
-            rule = f"the model {self.name} takes at most {self.max_length} tokens"
+            rule = f"the model takes at most {self.max_length} tokens"
             raise _check.reject("length", length, rule)
 
     @property

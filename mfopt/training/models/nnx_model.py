@@ -46,7 +46,6 @@ def from_nnx(
     module: nnx.Module,
     *,
     trainable: Any = nnx.Param,
-    name: str = "model",
     vocab_size: int | None = None,
     max_length: int | None = None,
     export: Callable[[PyTree, PyTree, pathlib.Path], None] | None = None,
@@ -57,7 +56,7 @@ def from_nnx(
         module: any NNX module with that call. Its forward pass must not change its state.
         trainable: an NNX filter: ``nnx.Param`` trains all parameters, ``nnx.LoRAParam`` the
             adapters only. All other state becomes ``frozen``.
-        name, vocab_size, max_length, export: as in :class:`Model`.
+        vocab_size, max_length, export: as in :class:`Model`.
 
     Raises:
         UsageError: ``trainable`` selects nothing.
@@ -70,13 +69,11 @@ def from_nnx(
         raise _check.reject("trainable", trainable, "selects no parameter of the module")
     paths = list(params), list(frozen)
 
-    def merged(params: PyTree, frozen: PyTree) -> PyTree:
+    def logits(params: PyTree, frozen: PyTree, tokens: jax.Array) -> jax.Array:
         values = {path: pick(params, path) for path in paths[0]}
         values |= {path: pick(frozen, path) for path in paths[1]}
-        return nnx.merge(graph, nnx.from_flat_state(values))
-
-    def logits(params: PyTree, frozen: PyTree, tokens: jax.Array) -> jax.Array:
-        return merged(params, frozen)(tokens)
+        merged: Any = nnx.merge(graph, nnx.from_flat_state(values))
+        return merged(tokens)
 
     def loss(params: PyTree, frozen: PyTree, tokens: jax.Array, mask: jax.Array) -> jax.Array:
         return next_token_loss(logits(params, frozen, tokens), tokens, mask)
@@ -85,7 +82,6 @@ def from_nnx(
         params=nest(params),
         loss=loss,
         frozen=nest(frozen),
-        name=name,
         vocab_size=vocab_size,
         max_length=max_length,
         logits=logits,
