@@ -77,7 +77,10 @@ class Live:
         clock = time.perf_counter()
         new = event.stage != self._event.stage
         if event.lasting:
-            self._keep(event.note)
+            if self._screen is not None:
+                self._console.print(Text(display.fitting(event.note, sys.stderr)))
+            else:
+                click.echo(event.note, err=True)
             if event.total is None:
                 return
         if new:
@@ -89,12 +92,6 @@ class Live:
         self._event = event
         if self._screen is None and (new or clock - self._shown > self._pause):
             self._line(clock)
-
-    def _keep(self, note: str) -> None:
-        if self._screen is not None:
-            self._console.print(Text(display.fitting(note, sys.stderr)))
-        else:
-            click.echo(note, err=True)
 
     def _tick(self) -> None:
         """Say that work continues, however long one piece of it takes."""

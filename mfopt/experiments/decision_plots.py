@@ -85,7 +85,9 @@ def memory_figure(setting: Comparison, sizes: Sequence[Row]) -> Figure:
         line = {"linestyle": "-", "marker": "", "drawstyle": "steps-post", "color": "0.3"}
         curves.append(points("front", front, **line, linewidth=1))
         named = front + [row for row in rows if comparison.is_file(row.family) and row not in front]
-        curves += [points(f"{_sized(row)}: {row.memory}", [row]) for row in named]
+        for row in named:
+            size = f" ({row.bands})" if row.bands else ""
+            curves.append(points(f"{row.label}{size}: {row.memory}", [row]))
         # the whole front, and of the rest what is not far above it
         top = max(1.1 * front[0].rmse, min(2.5 * front[-1].rmse, max(row.rmse for row in rows)))
         top = max(top, *(1.1 * row.rmse for row in named))
@@ -128,10 +130,6 @@ def best_families(rows: Sequence[Row], baseline: str | None = None) -> list[str]
     others = [name for name in order if name not in required]
     chosen = {*required, *others[: max(MOST_CURVES - len(required), 0)]}
     return [name for name in order if name in chosen]
-
-
-def _sized(row: Row) -> str:
-    return f"{row.label} ({row.bands})" if row.bands else row.label
 
 
 def write(

@@ -16,7 +16,7 @@ from mfopt.sampling import BinScheme, CyclicPoisson, FixedOrder, FreshBins, MinS
 from mfopt.strategies import time_scaled
 
 BUFFERS = 4  # of a BLT and of one with a wave: more gain next to nothing
-BANDS = 16
+BANDS = 16  # at most, where a scheme has an account for so many
 WAVE_FROM = 4.0  # ε; below it a second search gains less than it costs
 
 BANDED = ("banded-toeplitz", "banded")
@@ -39,16 +39,6 @@ def buffers(scheme: BinScheme) -> int:
     (3, 4)
     """
     return min(BUFFERS, scheme.iterations)
-
-
-def bands(scheme: BinScheme) -> int:
-    """Default number of bands of a banded C: as many as the scheme has an account for.
-
-    >>> from mfopt.sampling import BallsInBins, FreshBins
-    >>> bands(BallsInBins(bins=32, epochs=8)), bands(FreshBins(bins=8, epochs=8))
-    (16, 8)
-    """
-    return min(BANDS, scheme.most_bands or scheme.bins)
 
 
 def kinds(scheme: Scheme, epsilon: float, arrays: int | None = None) -> tuple[str, ...]:

@@ -312,10 +312,6 @@ def _blt(size: Size, buffers: int = _WARM_BUFFERS) -> Stage:
     return Stage(find("blt"), size._replace(buffers=buffers, bands=1))  # one stage for all bands
 
 
-def _wave(size: Size) -> Stage:
-    return Stage(find("wave-blt"), size._replace(buffers=starts.FEWEST_WAVE))
-
-
 def _banded_toeplitz(size: Size, bands: int) -> Stage:
     return Stage(find("banded-toeplitz"), size._replace(bands=min(bands, size.n)))
 
@@ -330,9 +326,9 @@ register(
         scalable=True,
         starts=_few_blts,
         # many buffers from a few: spread evenly they end in a worse optimum
-        prerequisites=lambda size: [
-            *([_blt(size, starts.fewer(size.buffers))] if size.buffers > _WARM_BUFFERS else [])
-        ],
+        prerequisites=lambda size: (
+            [_blt(size, starts.fewer(size.buffers))] if size.buffers > _WARM_BUFFERS else []
+        ),
         convert=lambda strategy, size: starts.as_blt(strategy, size.buffers),
         parameterize=parameterization.blt,
         tilted=starts.tilted_blt,
@@ -401,7 +397,11 @@ register(
         plain_first=True,
         starts=lambda size: [*starts.waves(size.buffers, size.bins)],
         # as for blt: with own starts six buffers ended 0.3% above four at 16 × 128, ε = 2
-        prerequisites=lambda size: [*([_wave(size)] if size.buffers > starts.FEWEST_WAVE else [])],
+        prerequisites=lambda size: (
+            [Stage(find("wave-blt"), size._replace(buffers=starts.FEWEST_WAVE))]
+            if size.buffers > starts.FEWEST_WAVE
+            else []
+        ),
         convert=lambda strategy, size: starts.as_wave(strategy, size.buffers),
         parameterize=parameterization.wave_blt,
         parameters=lambda size: 2 * size.buffers - 1,

@@ -128,8 +128,8 @@ def _refuse_options(search: Search, names: Sequence[str], rule: str) -> None:
 def _planned(scheme: BinScheme, forms: Sequence[str], question: Question) -> Question:
     """The question with its defaults under bins, checked before any work."""
     form = question.form
-    bands = defaults.bands(scheme) if form.bands is None else form.bands
     most_bands = scheme.most_bands
+    bands = min(defaults.BANDS, most_bands or scheme.bins) if form.bands is None else form.bands
     if most_bands is not None and bands > most_bands and set(forms) & set(_BANDED):
         rule = f"must be at most {most_bands} with {scheme.kind.replace('-bins', ' bins')}"
         raise _check.reject("bands", bands, rule, "More bands have no account there.")

@@ -87,13 +87,16 @@ def minimize(
                     )
                 else:
                     current = anchor = lowest
-                    width, renewed = _widest(previous.point - current.point) / _SHORTER, False
+                    width, renewed = (
+                        np.linalg.norm(previous.point - current.point, np.inf) / _SHORTER,
+                        False,
+                    )
                 trace.move(current.point, current.evaluation)
                 trace.note(current.evaluation)
             continue
         candidate = objective.follow(reached, current, anywhere=False)
         step, change = (
-            _widest(reached - current.point),
+            np.linalg.norm(reached - current.point, np.inf),
             candidate.evaluation.value - current.evaluation.value,
         )
         if candidate.evaluation.usable and change < _WILD:
@@ -113,7 +116,7 @@ def minimize(
             )
             if _worse(renewed_candidate, anchor, -objective.disagreement):  # nothing was gained
                 trace.note(candidate.evaluation)
-                width = _widest(candidate.point - anchor.point) / _SHORTER
+                width = np.linalg.norm(candidate.point - anchor.point, np.inf) / _SHORTER
                 current = anchor
                 trace.move(current.point, current.evaluation)
                 continue
@@ -140,10 +143,6 @@ def _worse(point: Tangent, reference: Tangent, disagreement: float) -> bool:
         point.evaluation.usable
         and point.evaluation.value <= reference.evaluation.value + disagreement
     )
-
-
-def _widest(step: np.ndarray) -> float:
-    return float(np.max(np.abs(step)))
 
 
 class _Curvature(list[np.ndarray]):

@@ -27,7 +27,6 @@ from mfopt_cli.options import COUNT, PATH, option
 if TYPE_CHECKING:
     from mfopt.factorization import Factorization
     from mfopt.final_model import Schedule
-    from mfopt.optimize import Search
     from mfopt.workloads import Workload
 
 
@@ -208,7 +207,9 @@ def _made(arguments: SimpleNamespace, rates: Schedule | None, workload: Workload
     """The factorization, also of a search that was stopped."""
     import mfopt
     from mfopt.errors import UncertifiedError
+    from mfopt.optimize import Search
 
+    init = mfopt.load(arguments.init).strategy if arguments.init else None
     names = "epsilon delta sampling separation max_participations strategy buffers bands memory"
     names += " objective privacy_unit seed certify_samples certificate"
     with of_command(arguments, COMPILING) as live:
@@ -219,7 +220,7 @@ def _made(arguments: SimpleNamespace, rates: Schedule | None, workload: Workload
                 reassign_every=arguments.rethrow,
                 workload=workload,
                 schedule=rates,
-                search=_search(arguments),
+                search=Search(arguments.time_scale, arguments.samples, arguments.steps, init),
                 progress=_with_values(live, arguments.objective),
                 command=mechanisms.typed(),
                 **{name: getattr(arguments, name) for name in names.split()},
@@ -270,15 +271,6 @@ def _forms_to_search(arguments: SimpleNamespace) -> tuple[str, ...]:
     from mfopt.optimize import defaults
 
     return defaults.kinds(scheme, arguments.epsilon, arguments.buffers)
-
-
-def _search(arguments: SimpleNamespace) -> Search:
-    """How C is searched for, as a value of the library."""
-    from mfopt.factorization import load
-    from mfopt.optimize import Search
-
-    settings = {name: getattr(arguments, name) for name in ("time_scale", "samples", "steps")}
-    return Search(init=load(arguments.init).strategy if arguments.init else None, **settings)
 
 
 def _check_free(path: Path, force: bool) -> None:
