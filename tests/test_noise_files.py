@@ -27,9 +27,9 @@ def make(strategy=None, n=6, **options):
     return NoiseStream(strategy, iterations=n, **settings)
 
 
-def advanced(stream, steps=2):
+def advanced(stream):
     state = stream.init(PARAMS)
-    for _ in range(steps):
+    for _ in range(2):
         _, state = stream.release(PARAMS, state)
     return state
 

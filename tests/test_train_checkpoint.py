@@ -23,11 +23,11 @@ from mfopt.training.secrets import RunSecret
 from mfopt.training.units import UserUnits
 
 
-def trainer_for(optimizer=None, **options):
+def trainer_for(**options):
     store, model = loop_tests.store_and_model()
     units = UserUnits(store, records=2, length=loop_tests.LENGTH, seed=5)
     execution = loop_tests.execution_for(units, **options)
-    return Trainer(model, execution, optimizer or optax.adam(0.1))
+    return Trainer(model, execution, optax.adam(0.1))
 
 
 def equal(a, b):

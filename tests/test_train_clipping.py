@@ -10,8 +10,8 @@ from mfopt.errors import UsageError
 from mfopt.training.clipping import Clipping
 
 
-def random_gradient(scale, seed=0):
-    rng = np.random.default_rng(seed)
+def random_gradient(scale):
+    rng = np.random.default_rng(0)
     shapes = {"block": {"kernel": (17, 5), "bias": (5,)}, "head": {"kernel": (5, 3)}, "x": ()}
     return jax.tree.map(
         lambda shape: jnp.asarray(scale * rng.normal(size=shape), jnp.float32),

@@ -151,7 +151,7 @@ def test_noise_has_the_stated_scale():
 CLIP = 0.5
 
 
-def weighted_model(width=5):
+def weighted_model():
     """loss = Σ scale(token) θ[token // 2]: a record's tokens choose its gradient, at any length.
 
     Token 0 has gradient 0; 2 and 3 are opposite, so are 4 and 5, and long; 6 and 7 overflow.
@@ -162,7 +162,7 @@ def weighted_model(width=5):
         rows = jnp.take(params["rows"], tokens // 2, axis=0) * jnp.take(scales, tokens, axis=0)
         return jnp.sum(jnp.where(mask[:, None], rows, 0.0))
 
-    return Model.of({"rows": jnp.ones((4, width))}, loss)
+    return Model.of({"rows": jnp.ones((4, 5))}, loss)
 
 
 @functools.cache

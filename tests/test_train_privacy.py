@@ -26,13 +26,10 @@ SCHEME = sampling.BallsInBins(bins=4, epochs=2)
 CLIP = 0.5
 
 
-def account_for(
-    scheme=SCHEME, *, group_size=1, unit="user", adjacency="add-remove", sigma=1.5, strategy=None
-):
-    subject = (unit, group_size, adjacency)
-    guarantee = Guarantee(2.0, 1e-6, sigma, *subject, method="for tests", status="bound")
+def account_for(scheme=SCHEME, *, group_size=1, unit="user", sigma=1.5, strategy=None):
+    guarantee = Guarantee(2.0, 1e-6, sigma, unit, group_size, method="for tests", status="bound")
     strategy = strategy or BLT([0.2], [0.8])
-    return privacy.account_for(Mechanism(scheme, strategy, group_size, unit, adjacency), guarantee)
+    return privacy.account_for(Mechanism(scheme, strategy, group_size, unit), guarantee)
 
 
 def users():

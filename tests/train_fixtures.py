@@ -12,7 +12,6 @@ def synthetic_store(
     num_users=24,
     vocab_size=32,
     max_records=6,
-    max_length=20,
     seed=0,
     empty_users=(),
     **metadata,
@@ -30,7 +29,7 @@ def synthetic_store(
         step = 1 + user % 3
         records = []
         for number in range(count):
-            length = 1 if (user, number) == (1, 0) else int(rng.integers(2, max_length + 1))
+            length = 1 if (user, number) == (1, 0) else int(rng.integers(2, 21))
             jumps = rng.random(length) < 0.1
             steps = np.where(jumps, rng.integers(0, vocab_size, length), step)
             records.append((rng.integers(vocab_size) + np.cumsum(steps)) % vocab_size)
@@ -38,12 +37,12 @@ def synthetic_store(
     return TokenStore.from_records(users, vocab_size=vocab_size, source="synthetic", **metadata)
 
 
-def bigram_model(vocab_size=32, width=8, seed=0):
+def bigram_model():
     """A two-matrix next-token model without Flax: logits = E[token] @ D."""
-    first, second = jax.random.split(jax.random.key(seed))
+    first, second = jax.random.split(jax.random.key(0))
     params = {
-        "embed": jax.random.normal(first, (vocab_size, width)) / np.sqrt(width),
-        "decode": jax.random.normal(second, (width, vocab_size)) / np.sqrt(width),
+        "embed": jax.random.normal(first, (32, 8)) / np.sqrt(8),
+        "decode": jax.random.normal(second, (8, 32)) / np.sqrt(8),
     }
 
     def loss(params, tokens, mask):
