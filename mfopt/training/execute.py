@@ -68,8 +68,7 @@ def _execute(
     history: list[float] = []  # of losses on the public part
 
     def save() -> None:
-        facts = {"public_losses": history, "run": prepared.facts}
-        checkpoints.save(state, prepared.secret, facts)
+        checkpoints.save(state, prepared.secret, {"public_losses": history, "run": prepared.facts})
 
     if checkpoints.steps or resume_from is not None:
         restored = checkpoints.restore(state, prepared.secret, resume_from, prepared.facts)
@@ -129,8 +128,7 @@ def _execute(
                     if (watched := latest.get(VALIDATION, latest.get(PUBLIC))) is not None:
                         history.append(watched.loss)
                     ends |= _settled(history, config.patience)
-                waited = time.monotonic() - clock
-                late = alone and waited > _CHECKPOINT_SECONDS
+                late = alone and time.monotonic() - clock > _CHECKPOINT_SECONDS
                 if ends or late or done % config.checkpoint_every == 0:
                     save()
                     saved = done

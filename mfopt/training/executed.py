@@ -256,5 +256,4 @@ def _sizes(scheme: Scheme, executed: np.ndarray) -> float:
     """The worst of all steps' batch sizes."""
     units, n = executed.shape
     sizes = executed.sum(axis=0)
-    chances = [_two_sided(scheme.batch_sizes(t, units), sizes[t]) for t in range(n)]
-    return _worst(np.array(chances))
+    return _worst(np.array([_two_sided(scheme.batch_sizes(t, units), sizes[t]) for t in range(n)]))

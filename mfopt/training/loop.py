@@ -171,9 +171,8 @@ class Trainer:
         # a copy, as the loop reuses the state's buffers and the model must survive it; made by the
         # host, as no device need hold all of it
         params = meshes.place(jax.tree.map(np.array, self.model.params), self._where)
-        shapes = jax.eval_shape(self.optimizer.init, params)
         # moments lie where their parameters do, which have the same shapes
-        layout = meshes.spread(self._mesh, shapes)
+        layout = meshes.spread(self._mesh, jax.eval_shape(self.optimizer.init, params))
         optimizer = jax.jit(self.optimizer.init, out_shardings=layout)(params)
         noise = self.execution.noise
         draws: PyTree = ()

@@ -164,7 +164,6 @@ def _end_token(folder: Path, backend: tokenizers.Tokenizer) -> str:
     """The end token that ``config.json`` in a model's folder names; GPT-2's without one."""
     try:
         ends = json.loads((folder / "config.json").read_bytes())["eos_token_id"]
-        token = ends[0] if isinstance(ends, list) else ends
-        return backend.id_to_token(token) or END_OF_TEXT
+        return backend.id_to_token(ends[0] if isinstance(ends, list) else ends) or END_OF_TEXT
     except (OSError, ValueError, LookupError, TypeError):
         return END_OF_TEXT  # who reads the model says what is wrong with its folder

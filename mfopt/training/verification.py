@@ -264,8 +264,7 @@ def _rebuilt(
 def _proved(account: Factorization, progress: Report) -> Check:
     stated = account.guarantee
     epsilon = round_up(stated.epsilon)
-    delta = round_up(stated.delta)
-    words = f"({epsilon}, {delta})-DP at σ = {round_up(stated.noise_multiplier)}"
+    words = f"({epsilon}, {round_up(stated.delta)})-DP at σ = {round_up(stated.noise_multiplier)}"
     if stated.status == "estimate":
         return Check("account", words, "an estimate, which proves nothing", False)
     mechanism = account.mechanism

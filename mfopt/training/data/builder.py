@@ -165,8 +165,7 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
                 begin = begins[record]
                 tokens[offsets[i] : offsets[i + 1]] = spool[begin : begin + sizes[record]]
                 if i % _EVERY == 0:
-                    stage = f"grouping {metadata['part']}"
-                    progress(Progress(stage, i, len(records), "records"))
+                    progress(Progress(f"grouping {metadata['part']}", i, len(records), "records"))
         tokens.flush()
         hashed = tokens, arrays["record_offsets"], arrays["user_offsets"]
         facts = metadata | {

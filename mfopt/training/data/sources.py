@@ -257,6 +257,5 @@ _BY_SUFFIX: dict[str, type[Source]] = {
 def format_of(path: str | Path) -> type[Source] | None:
     """The format that a file's name ends in; None: no known one."""
     name = str(path).lower()
-    suffix = Path(name.removesuffix(".gz")).suffix
-    kind = _BY_SUFFIX.get(suffix)
+    kind = _BY_SUFFIX.get(Path(name.removesuffix(".gz")).suffix)
     return None if name.endswith(".gz") and kind is not JsonLines else kind
