@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 NODES = {
     "mfopt": 10_890,
     "mfopt/_runtime": 7_960,
-    "mfopt/accounting": 111_630,
+    "mfopt/accounting": 110_500,
     "mfopt/calibration": 310,
     "mfopt/experiments": 16_590,
     "mfopt/factorization": 4_420,

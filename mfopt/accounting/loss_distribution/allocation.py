@@ -38,6 +38,7 @@ _FAINT = 1e-290  # masses below it are no longer accurate
 _FARTHEST = 38.0  # standard deviations of log X, beyond which its mass is fainter
 _ROUNDING = 1e-14  # of the threshold: no grid is finer
 _SLACK = 2e-15  # of the threshold: rounding of X, of its mean in a cell, and of sums of points
+_SUMMED = 4 * float(np.finfo(np.float64).eps)  # relative, of a sum, for each point of its window
 _LARGEST = 300.0  # up to here by convolution; beyond it the largest X alone decides
 
 
@@ -70,17 +71,29 @@ class AllocationProfile(Profile):
             if min(self._add_ceiling(epsilon), linear) <= remove:
                 return remove
             return max(remove, self.log_delta(epsilon, "add"))
-        composed, threshold = self._composed(epsilon, direction)
+        return min(self._log_bound(epsilon, direction), linear)
+
+    def _log_bound(self, epsilon: float, direction: Direction, *, below: bool = False) -> float:
+        """Upper bound of log δ(ε) in one direction by the sum of all X; a lower one, ``below``."""
+        composed, threshold = self._composed(epsilon, direction, below=below)
         if composed is None:  # add direction: no X is so small
             return -math.inf
-        log_delta = _log_hinge(composed, threshold) - math.log(self.bins)
+        moved = threshold + (_SLACK if below else -_SLACK) * abs(threshold)
+        inside, rounding, lost = map(float, log_excess(composed, np.array([moved]))[:, 0])
+        allowance = composed.allowance + _SUMMED * composed.law.size
+        if below:
+            wrapped = math.log1p(2 * math.exp(-LOG_WINDOW_TAIL) / composed.rounding)
+            left = -math.expm1(min(rounding + wrapped - inside, 0.0)) if inside > rounding else 0.0
+            value = inside + math.log(left) - allowance if left > 0 else -math.inf
+        else:
+            value = float(np.logaddexp.reduce([inside, rounding, lost])) + allowance
+        value -= math.log(self.bins)
         if direction == "add":
-            return min(log_delta + epsilon, linear)
+            return value + epsilon
         tail, error = self.beyond(math.log(self.bins) + epsilon, epsilon)
         # with any X whose mass is left out as faint: E[ΣX/b; one is] <= E[X; X is] + b Pr(X is)
-        tail += error + _MOST_CELLS * _FAINT * (threshold + self.bins)
-        log_tail = math.log(tail) if tail > 0 else -math.inf
-        return min(float(np.logaddexp(log_delta, log_tail)), linear)
+        tail += -error if below else error + _MOST_CELLS * _FAINT * (threshold + self.bins)
+        return float(np.logaddexp(value, math.log(tail))) if tail > 0 else value
 
     def log_delta_below(self, epsilon: float) -> float:
         """Lower bound of log δ(ε), ε >= 0, of both directions."""
@@ -92,18 +105,9 @@ class AllocationProfile(Profile):
         lower = self._linear.log_delta_below(epsilon)
         if self._linear.tight(epsilon) or not self._linear.resolved(1):
             return lower
-        for direction in ("remove", "add"):
-            composed, threshold = self._composed(epsilon, direction, below=True)
-            if composed is None:
-                continue
-            log_delta = _log_hinge(composed, threshold, below=True) - math.log(self.bins)
-            if direction == "add":
-                lower = max(lower, log_delta + epsilon)
-                continue
-            tail, error = self.beyond(math.log(self.bins) + epsilon, epsilon)
-            log_tail = math.log(tail - error) if tail > error else -math.inf
-            lower = max(lower, float(np.logaddexp(log_delta, log_tail)))
-        return min(lower, 0.0)
+        remove = self._log_bound(epsilon, "remove", below=True)
+        add = self._log_bound(epsilon, "add", below=True)
+        return min(max(lower, remove, add), 0.0)
 
     def epsilon_below(self, delta: float, estimate: float | None = None) -> float:
         """Lower bound of the smallest ε >= 0 with δ(ε) <= ``delta``; ``estimate`` is near it."""
@@ -277,27 +281,31 @@ def linear_part(bins: int, gram: float) -> tuple[float, float]:
     return gram / bins, gram**2 / 2 * math.exp(gram) / bins if gram < 100 else math.inf
 
 
-def _log_hinge(composed: ComposedLosses, threshold: float, *, below: bool = False) -> float:
-    """log of an upper bound of E (S - threshold)₊ for the composed sum S; of a lower one, from
-    which what may be too much is taken away, where ``below``."""
-    if composed.largest <= threshold:
-        return -math.inf
-    start = max(math.floor(threshold / composed.step) + 1 - composed.start, 0)
-    above = composed.step * (composed.start + np.arange(start, composed.law.size)) - threshold
-    slack = _SLACK * abs(threshold)
-    above = np.maximum(above - slack, 0.0) if below else above + slack
-    tilt, furthest = composed.tilt, float(above[-1]) if above.size else 0.0
-    total = float(composed.law[start:] @ (np.exp(-tilt * above) * above)) if above.size else 0.0
-    # largest value of y e^{-θ y}, for what the transform may have rounded away
-    ceiling = min(1 / (math.e * tilt), furthest) if tilt > 0 else furthest
-    if below:
-        total -= (composed.rounding + 2 * math.exp(-LOG_WINDOW_TAIL)) * ceiling
-    else:
-        total += composed.rounding * ceiling
-    log_sum = math.log(total) if total > 0 else -math.inf
-    log_total = composed.log_scale - tilt * threshold + log_sum
-    if below:
-        return log_total - composed.allowance
-    # S - threshold is at most the largest sum there is
-    log_lost = composed.log_lost + math.log(composed.largest - threshold + composed.step)
-    return float(np.logaddexp(log_total, log_lost)) + composed.allowance
+def log_excess(composed: ComposedLosses, thresholds: np.ndarray) -> np.ndarray:
+    """Logs of E (S - t)₊ of the composed sum S at each t, shape (3, N): as the window has it, what
+    of that the transform may have rounded, and what is lost beyond the window, at most.
+
+    Between two points of the grid the hinge's mean is linear in t. From the top down every term is
+    positive: what lies above a point, and its sum.
+    """
+    tilt, step, lowest = composed.tilt, composed.step, float(thresholds.min())
+    start = min(max(math.floor(lowest / step) - composed.start, 0), composed.law.size)
+    points = step * (composed.start + np.arange(start, composed.law.size + 1))
+    with np.errstate(under="ignore", over="ignore"):
+        ahead = np.maximum(points - lowest, 0.0)  # a point below all thresholds is not counted
+        weights = np.append(composed.law[start:], 0.0) * np.exp(-tilt * ahead)
+        above = np.append(np.cumsum(weights[::-1])[::-1], 0.0)  # mass at a point and beyond
+        # E (S - s_j)₊ = E (S - s_{j+1})₊ + step · mass beyond s_j
+        hinge = step * np.append(np.cumsum(above[1:][::-1])[::-1], 0.0)
+        cell = np.clip(np.floor((thresholds - points[0]) / step), -1, points.size - 1).astype(int)
+        value = hinge[cell + 1] + (points[0] + (cell + 1) * step - thresholds) * above[cell + 1]
+    furthest = np.maximum(points[-1] - thresholds, step)
+    peak = np.minimum(1 / (math.e * tilt), furthest) if tilt > 0 else furthest
+    scale = composed.log_scale - tilt * lowest
+    with np.errstate(divide="ignore"):
+        rounding = scale + np.log(composed.rounding * peak) - tilt * (thresholds - lowest)
+        inside = scale + np.log(np.maximum(value, 0.0))
+        # S - t is at most the largest sum there is; above it there is none to count
+        left = composed.largest - thresholds
+        lost = composed.log_lost + np.log(np.maximum(left, 0.0) + step)
+    return np.where(left > 0, [inside, rounding, lost], -math.inf)

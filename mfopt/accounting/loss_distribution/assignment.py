@@ -33,11 +33,15 @@ import scipy
 from mfopt._runtime import _check
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution import distribution
-from mfopt.accounting.loss_distribution.allocation import AllocationProfile, linear_part
-from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
+from mfopt.accounting.loss_distribution.allocation import (
+    AllocationProfile,
+    linear_part,
+    log_excess,
+)
+from mfopt.accounting.loss_distribution.convolution import Composition
 from mfopt.accounting.loss_distribution.distribution import LARGEST_WINDOW, LossDistribution
 from mfopt.accounting.loss_distribution.mixture import Nodes, Resolution, Round
-from mfopt.accounting.loss_distribution.tilting import LOG_WINDOW_TAIL, Thinned
+from mfopt.accounting.loss_distribution.tilting import LOG_WINDOW_TAIL
 
 LEAST = 0.08  # σ, in norms of a mode: with less, losses of an assignment are beyond floats
 _FAINT = 1e-290
@@ -49,7 +53,6 @@ _FEW_CELLS = 1 << 13  # of one lognormal, for planning
 _ROUNDING = 1e-7  # relative, of a block's lesser thresholds: above, a block of their own is taken
 _ROUGH = 0.1  # the same for planning
 _LARGEST_LOSS = 300.0
-_NEIGHBOURS = 16
 _ALONE = 4.0  # loss
 _MERGED = 1 / 8  # of the grid's spacing
 _LOG_RARE = math.log(1e-8)  # Q-mass of outcomes whose largest lognormal alone is counted
@@ -188,11 +191,6 @@ def _kinks(
     below = np.exp(negative + log_below[:-1])  # u, losses increasing
     at_right, at_left = np.exp([0.0, *positive]), np.exp([*negative, 0.0])
     below = np.append(below, above[0])
-    for k in range(1, min(_NEIGHBOURS, positive.size, negative.size) + 1):
-        # h at 0 is no larger than on any chord across it
-        low, high = (at_left[-1 - k], 1 - at_left[-1 - k] + below[-1 - k]), (at_right[k], above[k])
-        chord = low[1] + (high[1] - low[1]) * (1 - low[0]) / (high[0] - low[0])
-        above[0] = below[-1] = min(above[0], chord)
     # slopes of u, from the chord to (0, 0) on, and of h
     up, wide = np.diff(below, prepend=0.0), np.diff(at_left, prepend=0.0)
     down, far = np.diff(above), np.diff(at_right)
@@ -313,11 +311,11 @@ def _block(
     centre = sign * math.sqrt(top * bottom)
     if centre >= total.largest:
         return np.empty(0)
-    like = Thinned(total)
-    composed = total.convolve(like.tilt_for_epsilon(centre), like)
+    composed = total.convolve(total.tilt_for_epsilon(centre))
     if composed.high <= sign * (bottom if sign > 0 else top):  # the window ends below all of them
         return np.empty(0)
-    values, rounding = _log_hinges(composed, sign * thresholds)
+    inside, rounding, lost = log_excess(composed, sign * thresholds)
+    values = np.logaddexp.reduce([inside, rounding, lost]) + composed.allowance
     if sign > 0:
         with np.errstate(divide="ignore"):
             tail, error = profile.beyond(math.log(top), epsilons)
@@ -327,35 +325,6 @@ def _block(
     limit = np.maximum(values + allowed[0], allowed[1])
     good = (sign * thresholds >= composed.low) & (rounding <= limit)
     return values[: thresholds.size if np.all(good) else int(np.argmin(good))]
-
-
-def _log_hinges(composed: ComposedLosses, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """log of upper bounds of E (S - t)₊ at each t, and of what part of them is rounding.
-
-    Between two points of the grid the hinge's mean is linear in t. From the top down every term is
-    positive: what lies above a point, and its sum.
-    """
-    tilt, step, lowest = composed.tilt, composed.step, float(thresholds.min())
-    start = max(math.floor(lowest / step) - composed.start, 0)
-    points = step * (composed.start + np.arange(start, composed.law.size + 1))
-    with np.errstate(under="ignore", over="ignore"):
-        weights = np.append(composed.law[start:], 0.0) * np.exp(-tilt * (points - lowest))
-        above = np.append(np.cumsum(weights[::-1])[::-1], 0.0)  # mass at a point and beyond
-        # E (S - s_j)₊ = E (S - s_{j+1})₊ + step · mass beyond s_j
-        hinge = step * np.append(np.cumsum(above[1:][::-1])[::-1], 0.0)
-        cell = np.clip(np.floor((thresholds - points[0]) / step).astype(int), 0, points.size - 1)
-        value = hinge[cell + 1] + (points[0] + (cell + 1) * step - thresholds) * above[cell + 1]
-    furthest = np.maximum(points[-1] - thresholds, step)
-    peak = np.minimum(1 / (math.e * tilt), furthest) if tilt > 0 else furthest
-    scale = composed.log_scale - tilt * lowest
-    with np.errstate(divide="ignore"):
-        rounding = scale + np.log(composed.rounding * peak) - tilt * (thresholds - lowest)
-        inside = scale + np.log(np.maximum(value, 0.0))
-        lost = composed.log_lost + np.log(np.maximum(composed.largest - thresholds, 0.0) + step)
-    result = np.logaddexp(np.logaddexp(inside, rounding), lost) + composed.allowance
-    # above the largest sum there is none to count
-    nothing = thresholds >= composed.largest
-    return np.where(nothing, -math.inf, result), np.where(nothing, -math.inf, rounding)
 
 
 # --- planning ------------------------------------------------------------------------------------

@@ -70,21 +70,14 @@ class Composition(Tilting):
         """P-mass with infinite total loss, a part of every δ."""
         return _chance_of_any((part.infinite, count) for part, count in self.parts)
 
-    def convolve(self, tilt: float, like: Tilting | None = None) -> ComposedLosses:
-        """The composed losses on a window, tilted by ``tilt`` >= 0.
-
-        Args:
-          tilt: θ.
-          like: about the same sum, of fewer atoms, by which the window is chosen. Upper bounds hold
-            for every window; lower ones count on what this sum's own leaves out.
-        """
-        like = like or self
+    def convolve(self, tilt: float) -> ComposedLosses:
+        """The composed losses on a window, tilted by ``tilt`` >= 0."""
         base = self.log_moment(tilt)
         _, variance = self.tilted_moments(tilt)
         spread = math.sqrt(max(variance, self.step**2))
         highest, lowest = self.largest, self.least
-        high = min(like.chernoff(tilt, +1, self.step), highest)
-        low = max(like.chernoff(tilt, -1, self.step), lowest)
+        high = min(self.chernoff(tilt, +1, self.step), highest)
+        low = max(self.chernoff(tilt, -1, self.step), lowest)
         start = math.floor((low - self.offset) / self.step)
         needed = math.ceil((high - self.offset) / self.step) - start + 1
         size = scipy.fft.next_fast_len(max(needed, 16), real=True)

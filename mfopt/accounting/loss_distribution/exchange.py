@@ -30,6 +30,7 @@ under P as under Q, has loss 0.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -37,7 +38,7 @@ import scipy
 
 from mfopt.accounting import solve
 from mfopt.accounting.loss_distribution import LossDistribution, distribution
-from mfopt.accounting.loss_distribution.mixture import Nodes, Resolution, Round, reach
+from mfopt.accounting.loss_distribution.mixture import Mixture, Nodes, Resolution, Round, reach
 
 _MOST_CELLS = 500_000
 _NODES = 0.05  # spacing of the nodes for planning, in noise standard deviations
@@ -64,28 +65,24 @@ class Pair:
         """Chance of j > 0."""
         return min(math.fsum(self.chances), 1.0)
 
-    def _log_mixture(self, z: np.ndarray, shift: float) -> np.ndarray:
-        """log E_j e^(j·shift·z − (j·shift)²/2)"""
+    @functools.cached_property
+    def sides(self) -> tuple[Mixture, Mixture]:
+        """(P, Q), of which only the weights and the shifts are used: no Q is N(0)."""
+        counts = np.arange(len(self.chances) + 1.0)
         with np.errstate(divide="ignore"):
-            result: np.ndarray = np.full(z.shape, np.log1p(-self.probability))
-            for j, log_chance in enumerate(np.log(self.chances), 1):
-                moved = j * shift
-                result = np.logaddexp(result, log_chance + moved * z - 0.5 * moved * moved)
-        return result
+            log_weights = np.log([1 - self.probability, *self.chances])
+        return Mixture(self.with_it * counts, log_weights), Mixture(
+            self.without * counts, log_weights
+        )
 
     def loss(self, z: np.ndarray, sigma: float) -> np.ndarray:
         """log P/Q at x = σ z, shape of ``z``."""
-        top, bottom = (self._log_mixture(z, s / sigma) for s in (self.with_it, self.without))
+        top, bottom = (side.loss(z, sigma) for side in self.sides)
         return top - bottom
 
     def masses(self, borders: np.ndarray, sigma: float) -> tuple[np.ndarray, np.ndarray]:
         """P- and Q-mass of the cells between ``borders`` of z."""
-        untouched = (1 - self.probability) * distribution.normal_masses(borders)
-        top, bottom = untouched, untouched
-        for j, chance in enumerate(self.chances, 1):
-            shifts = (j * self.with_it / sigma, j * self.without / sigma)
-            moved = (chance * distribution.normal_masses(borders - s) for s in shifts)
-            top, bottom = (total + part for total, part in zip((top, bottom), moved, strict=True))
+        top, bottom = (side.masses(sigma, borders)[0] for side in self.sides)
         return top, bottom
 
     def ends(self, sigma: float, log_tail: float, largest: float) -> tuple[float, float]:
@@ -173,7 +170,7 @@ class ReplacementRound(Round):
         for pair in (self.remove, self.add):
             z = pair.borders(noise_multiplier, _NODES, log_tail)[:-1]
             loss = pair.loss(z, noise_multiplier)
-            bottom = pair._log_mixture(z, pair.without / noise_multiplier)
+            bottom = pair.sides[1].loss(z, noise_multiplier)
             density = bottom - 0.5 * z * z - 0.5 * math.log(2 * math.pi)  # of Q, its logarithm
             mass = density + math.log(z[1] - z[0])
             parts.append((loss, mass, np.gradient(loss, z)))

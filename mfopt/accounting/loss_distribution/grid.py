@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import scipy
@@ -41,7 +41,6 @@ class Law(Tilting):
       rounds: number of compositions.
       add: whether the direction is that of adding.
       log_infinite: log of the mass of infinite loss of one round.
-      known: what was computed of one round; it serves any number of them.
     """
 
     losses: np.ndarray
@@ -50,7 +49,6 @@ class Law(Tilting):
     rounds: int
     add: bool = False
     log_infinite: float = -math.inf
-    known: dict[object, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -78,10 +76,6 @@ class Law(Tilting):
     def terms(self) -> Sequence[tuple[Law, int]]:
         return ((self, self.rounds),)
 
-    @property
-    def _known(self) -> dict[object, Any]:
-        return self.known
-
     def at(self, epsilon: float) -> Law:
         """The same rounds for questions about ε: losses are capped where they alone decide.
 
@@ -103,7 +97,6 @@ class Law(Tilting):
             log_mass=np.append(self.log_mass[~above], log_atom),
             slopes=np.append(self.slopes[~above], 0.0),
             log_infinite=lost,
-            known={},
         )
 
     @functools.cached_property

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from mfopt._runtime._types import T
 from mfopt.accounting import solve
 
 # Tilted mass that may lie outside the FFT window on either side: e^-32 = 1e-14.
 LOG_WINDOW_TAIL = 32.0
 _ROUGH = 1e-2  # relative accuracy of an order
-_ATOMS = 1 << 13  # of a round that is thinned
 _SHORT = 1 << 14  # below it einsum takes longer to begin than to sum
 
 
@@ -51,35 +48,19 @@ class Tilting(abc.ABC):
 
     def log_moment(self, tilt: float) -> float:
         """κ(θ) of the composition: log E e^{θ Y} over the finite losses."""
-        total = 0.0
-        for number, (_, count) in enumerate(self.terms):
-            total += count * self._of_one(_log_moment, number, tilt)
-        return total
+        return sum(
+            count * log_sum_exp(tilt * part.losses + part.log_mass) for part, count in self.terms
+        )
 
     def tilted_moments(self, tilt: float) -> tuple[float, float]:
         """Mean and variance of Y under the law tilted by θ."""
         mean = variance = 0.0
-        for number, (_, count) in enumerate(self.terms):
-            centre, square = self._of_one(_centre, number, tilt)
+        for part, count in self.terms:
+            weight = tilted(part, tilt)
+            centre = dot(weight, part.losses)
             mean += count * centre
-            variance += count * square
+            variance += count * dot(weight, (part.losses - centre) ** 2)
         return mean, variance
-
-    def _of_one(self, function: Callable[[_RoundLaw, float], T], number: int, tilt: float) -> T:
-        """A function of the law of one round, by its number, and θ: computed once."""
-        key = function, number, tilt
-        if key not in self._known:
-            self._known[key] = function(self.terms[number][0], tilt)
-        return self._known[key]
-
-    @functools.cached_property
-    def _known(self) -> dict[object, Any]:
-        """Cache of quantities of one round's law, shared by any number of rounds."""
-        return {}
-
-    def tilted_mean(self, tilt: float) -> float:
-        """Mean of Y under the law tilted by θ."""
-        return sum(count * dot(tilted(part, tilt), part.losses) for part, count in self.terms)
 
     def tilt_for_epsilon(self, epsilon: float) -> float:
         """θ >= 0 whose tilted mean is ``epsilon`` (0 if the mean is larger): the saddle point.
@@ -89,7 +70,9 @@ class Tilting(abc.ABC):
         if epsilon >= self.largest:
             return 1.0
         if epsilon not in self._tilts:
-            self._tilts[epsilon] = _increasing_root(lambda tilt: self.tilted_mean(tilt) - epsilon)
+            self._tilts[epsilon] = _increasing_root(
+                lambda tilt: self.tilted_moments(tilt)[0] - epsilon
+            )
         return self._tilts[epsilon]
 
     @functools.cached_property
@@ -119,52 +102,6 @@ class Tilting(abc.ABC):
             return (self.log_moment(tilt + side * s) - base + LOG_WINDOW_TAIL) / s
 
         return side * walk_down(bound, math.sqrt(2 * LOG_WINDOW_TAIL) / spread)
-
-
-class Thinned(Tilting):
-    """About the same sum, of few atoms: for planning only, no bound.
-
-    Neighbouring atoms are merged at their mean, so that of the tilted law only what a tilt changes
-    within a merged atom is lost; of each round at most ``_ATOMS`` are left.
-    """
-
-    terms: Sequence[tuple[_RoundLaw, int]] = ()
-
-    def __init__(self, whole: Tilting) -> None:
-        self.terms = tuple((_merged(part), count) for part, count in whole.terms)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Merged:
-    losses: np.ndarray
-    log_mass: np.ndarray
-
-
-def _merged(part: _RoundLaw) -> _RoundLaw:
-    size = part.losses.size
-    if size <= _ATOMS:
-        return part
-    starts = np.arange(0, size, -(-size // _ATOMS))
-    peaks = np.maximum.reduceat(part.log_mass, starts)
-    weights = np.exp(part.log_mass - np.repeat(peaks, np.diff(starts, append=size)))
-    mass = np.add.reduceat(weights, starts)
-    losses = np.add.reduceat(weights * part.losses, starts) / mass
-    # the ends stay where they are: they say what sums there can be
-    losses[0], losses[-1] = part.losses[0], part.losses[-1]
-    return _Merged(losses, peaks + np.log(mass))
-
-
-def _log_moment(part: _RoundLaw, tilt: float) -> float:
-    """κ(θ) = log Σ mass e^{θ loss}, of one round, over the finite atoms."""
-    return log_sum_exp(tilt * part.losses + part.log_mass)
-
-
-def _centre(part: _RoundLaw, tilt: float) -> tuple[float, float]:
-    """Mean and variance of one round under its law tilted by θ."""
-    losses = part.losses
-    weight = tilted(part, tilt)
-    mean = dot(weight, losses)
-    return mean, dot(weight, (losses - mean) ** 2)
 
 
 def log_sum_exp(exponents: np.ndarray) -> float:
