@@ -91,25 +91,26 @@ def test_one_name_is_one_user_however_it_is_written(tmp_path):
 
 def test_bad_json_lines_are_told_apart(tmp_path):
     path = tmp_path / "bad.jsonl"
-    good = b'{"user": "a", "text": "fine"}\n'
-    path.write_bytes(
-        good
-        + b'{"user": "a", "text": "cut\n'
-        + b"[1, 2]\n"
-        + b'{"user": "a"}\n'
-        + b'{"text": "t"}\n'
-        + b'{"user": null, "text": "t"}\n'
-        + b'{"user": true, "text": "t"}\n'
-        + b'{"user": ["a", "b"], "text": "t"}\n'
-        + b'{"user": "a", "text": 3}\n'
-        + b'{"user": " ", "text": "t"}\n'
-        + b'{"user": "a", "text": ""}\n'
-        + b'{"user": "a", "text": "\xff"}\n'
-        + b'{"user": "a", "text": "\\ud800"}\n'
-        + b"[" * 100_000
-        + b"\n\n  \n"
-        + b'{"user": 7, "text": "number"}'  # no newline at the end
-    )
+    lines = [
+        b'{"user": "a", "text": "fine"}',
+        b'{"user": "a", "text": "cut',
+        b"[1, 2]",
+        b'{"user": "a"}',
+        b'{"text": "t"}',
+        b'{"user": null, "text": "t"}',
+        b'{"user": true, "text": "t"}',
+        b'{"user": ["a", "b"], "text": "t"}',
+        b'{"user": "a", "text": 3}',
+        b'{"user": " ", "text": "t"}',
+        b'{"user": "a", "text": ""}',
+        b'{"user": "a", "text": "\xff"}',
+        b'{"user": "a", "text": "\\ud800"}',
+        b"[" * 100_000,
+        b"",
+        b"  ",
+        b'{"user": 7, "text": "number"}',  # no newline at the end
+    ]
+    path.write_bytes(b"\n".join(lines))
     source = JsonLines([path], "user", "text")
     assert records(source) == [("a", "fine"), ("7", "number")]
     assert reasons(source) == {
@@ -173,14 +174,20 @@ def test_functions_of_a_module():
 
 
 def test_the_standard_library_skips_what_is_not_python(tmp_path):
-    for left_out in ("test", ".hidden"):
-        (tmp_path / left_out).mkdir()
-        (tmp_path / left_out / "a.py").write_text("def no(): pass\n")
+    for name, text in {
+        "test/a.py": "def no(): pass\n",
+        ".hidden/a.py": "def no(): pass\n",
+        "data.txt": "def no(): pass\n",
+        "json.py": "def f(): pass\ndef g(): pass\n",
+        "asyncio.py": "def (\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
     (tmp_path / "gone.py").symlink_to("nowhere")
-    (tmp_path / "json.py").write_text("def f(): pass\ndef g(): pass\n")
-    (tmp_path / "asyncio.py").write_text("def (\n")
-    (tmp_path / "data.txt").write_text("def no(): pass\n")
+    with pytest.raises(UsageError, match="has no modules of this part"):
+        StandardLibrary("public", tmp_path)
     source = StandardLibrary("private", tmp_path)
+    assert next(source.read()).where == "asyncio.py: asyncio"
     assert records(source) == [("json", "def f(): pass\n"), ("json", "def g(): pass\n")]
     assert reasons(source) == {"not Python": 1}
     assert_repeatable(source)

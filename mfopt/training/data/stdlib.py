@@ -16,7 +16,7 @@ import platform
 import sysconfig
 import textwrap
 import tokenize
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +81,16 @@ def docstrings_of(source: str) -> list[str]:
     return [text for text in texts if text]
 
 
-def walk(folder: Path, left_out: Collection[str] = ()) -> list[Path]:
-    """The files below ``folder``, sorted by path.
+def _modules(folder: Path) -> list[Path]:
+    """The Python files below ``folder``, sorted by path.
 
-    Names that begin with a dot and folders named in ``left_out`` are passed by, links to folders
-    are not followed.
+    Names that begin with a dot and folders of ``_LEFT_OUT`` are passed by, links to folders are
+    not followed.
     """
     files = []
     for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name[0] != "." and name not in left_out]
-        files += [Path(place, name) for name in names if name[0] != "."]
+        folders[:] = [name for name in folders if name[0] != "." and name not in _LEFT_OUT]
+        files += [Path(place, x) for x in names if x[0] != "." and x.endswith(".py")]
     return sorted(filter(Path.is_file, files))
 
 
@@ -108,10 +108,11 @@ class StandardLibrary(Source):
         in_public = self.part != "private"
         paths = [
             path
-            for path in walk(self.folder, _LEFT_OUT)
-            if path.suffix == ".py"
-            and is_public(path.relative_to(self.folder).parts[0]) == in_public
+            for path in _modules(self.folder)
+            if is_public(path.relative_to(self.folder).parts[0]) == in_public
         ]
+        if not paths:  # a Python whose library is an archive
+            raise _check.reject("data", str(self.folder), "has no modules of this part")
         super().__init__(paths, "user", "text")
 
     def describe(self) -> JsonObject:
@@ -135,7 +136,7 @@ class StandardLibrary(Source):
             texts = (docstrings_of if self.part == "prose" else functions_of)(file.read())
             rows = [{"user": module.removesuffix(".__init__"), "text": text} for text in texts]
         for row in rows:
-            yield row, path.stat().st_size, f"in {path.parent}"
+            yield row, path.stat().st_size, module
 
 
 def build_stdlib(folder: str | Path, *, public: str = "public", **keywords: Any) -> JsonObject:
