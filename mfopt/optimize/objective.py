@@ -246,7 +246,7 @@ class AmplifiedObjective:
             (math.nan, ()),
         )
         is_known = math.isfinite(sigma) and sigma > 0
-        for search in (False, True)[: 2 if anywhere else is_known]:
+        for search in (False, True) if anywhere else (False,) if is_known else ():
             with contextlib.suppress(FailureError):  # no σ, or one beyond numerical range
                 guessed = self._guess(parameters, search) if search or not is_known else sigma
                 for _ in range(_ATTEMPTS):

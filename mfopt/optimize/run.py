@@ -623,7 +623,7 @@ class _Job:
                     setattr(trace, name, getattr(earlier, name))
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(kw_only=True)
 class StartedTrace(Trace):
     """A trace that knows which strategy its parameters are.
 
@@ -634,10 +634,10 @@ class StartedTrace(Trace):
       begun: losses of the starts, on the frozen samples.
     """
 
-    build: Build = dataclasses.field(kw_only=True)
-    stretch: Callable[[Strategy], Strategy] | None = dataclasses.field(kw_only=True, default=None)
-    target: str = dataclasses.field(kw_only=True, default="this target")
-    begun: list[float] = dataclasses.field(kw_only=True, default_factory=list)
+    build: Build
+    stretch: Callable[[Strategy], Strategy] | None = None
+    target: str = "this target"
+    begun: list[float] = dataclasses.field(default_factory=list)
 
     def searched(self) -> Strategy:
         """The best strategy so far, of numpy arrays, as it is searched for.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from typing import NamedTuple
 
 import numpy as np
 import scipy.optimize
@@ -60,12 +61,12 @@ def minimize(
     if not current.evaluation.usable:
         trace.status = "the objective is not a number at the start"
         return
-    bend, width, renewed, checks = _Curvature(), REACH, True, 0
+    bend, width, renewed, checks = _Curvature([]), REACH, True, 0
     while len(trace.history) < steps:
         predicted, reached = _minimum(objective, bend, current, width, tolerance)
         if current.evaluation.value - predicted < tolerance:
             if not renewed:  # what was learned may forbid what the tangent alone would promise
-                bend, width, renewed = _Curvature(), REACH, True
+                bend, width, renewed = _Curvature([]), REACH, True
             elif current is anchor:
                 trace.status = f"converged (relative tolerance {tolerance:.2g})"
                 return
@@ -145,25 +146,30 @@ def _worse(point: Tangent, reference: Tangent, disagreement: float) -> bool:
     )
 
 
-class _Curvature(list[np.ndarray]):
-    """Curvature of log σ that the tangents lack: the v of K = Σ v vᵀ, learned from the steps.
+class _Curvature(NamedTuple):
+    """Curvature of log σ that the tangents lack: a symmetric matrix K, learned from the steps.
 
     Where a step s ends, the samples' gradient less the tangent's is about K s: symmetric rank-one
     updates (Nocedal and Wright 2006, section 6.2) from K = 0. Those of negative curvature are left
     out: noise of the samples gives them too, and a model with them falls without end (16 × 128,
     fresh bins: a third of all steps went astray).
+
+    Attributes:
+      parts: every v of K = Σ v vᵀ.
     """
+
+    parts: list[np.ndarray]
 
     def times(self, x: np.ndarray) -> np.ndarray:
         """K x."""
-        return sum(((vector @ x) * vector for vector in self), np.zeros_like(x))
+        return sum(((vector @ x) * vector for vector in self.parts), np.zeros_like(x))
 
     def learn(self, step: np.ndarray, change: np.ndarray) -> None:
         """Update K so that K ``step`` is ``change``, where K stays positive semidefinite."""
         residual = change - self.times(step)
         along = float(residual @ step)
         if along > 1e-8 * np.linalg.norm(residual) * np.linalg.norm(step):
-            self.append(residual / math.sqrt(along))
+            self.parts.append(residual / math.sqrt(along))
 
 
 class _EnoughError(Exception):
