@@ -310,6 +310,7 @@ def test_families_expand_and_unknown_ones_are_refused():
     assert set(families.expand(["all"])) == set(families.FAMILIES)
     with pytest.raises(UsageError, match="include"):
         families.expand(["bltt"])
+    Comparison(4, 1, (2.0,), include=("blt-4",)).check()  # as many iterations as it has buffers
 
 
 def test_command_writes_table_csv_json_and_plots(tmp_path, cache, sizes, capsys):

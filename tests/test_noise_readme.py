@@ -1,12 +1,12 @@
 """The numpy implementation of the file format's page, as it stands there, against the stream."""
 
 import re
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from selection import before_release
+from sources import ROOT
 from statements import stated
 from test_strategies import EVERY_KIND, every_strategy
 
@@ -16,7 +16,7 @@ from mfopt.sampling import BallsInBins, MinSeparation
 from mfopt.strategies import TimeScaled
 
 MARKER = "<!-- numpy-noise -->"
-README = Path(__file__).parent.parent / "docs" / "file-format.md"
+README = ROOT / "docs" / "file-format.md"
 
 
 @pytest.fixture(scope="module")

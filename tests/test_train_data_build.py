@@ -31,13 +31,13 @@ def tokenizer():
 SKIP = Options(skip_bad=True)  # of the rows below a fiftieth is broken
 
 
-def write_rows(path, count=400, users=17, seed=0):
+def write_rows(path, count=400, seed=0):
     """Rows of seeded words; every 50th is broken."""
     rng = random.Random(seed)
     words = " ".join(PUBLIC).split()
     with open(path, "w", encoding="utf-8") as file:
         for number in range(count):
-            row = {"user": f"u{rng.randrange(users)}", "text": " ".join(rng.choices(words, k=6))}
+            row = {"user": f"u{rng.randrange(17)}", "text": " ".join(rng.choices(words, k=6))}
             file.write("broken\n" if number % 50 == 49 else json.dumps(row) + "\n")
     return path
 

@@ -123,7 +123,7 @@ class Family(NamedTuple):
         samples = kinds.find(self.kind).samples if self.search == AMPLIFIED else 0
         widest = max(self._widths(setting), default=1) or 1
         bands = min(widest, setting.bins * setting.epochs)
-        return sizes.Load(self.kind, samples, bands, max(8, self.buffers))
+        return sizes.Load(self.kind, samples, bands, self.buffers or 1)
 
     def _of_vectors(self, n: int) -> float:
         # vectors over all steps, and all of X = CᵀC where C is dense
