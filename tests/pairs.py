@@ -8,11 +8,11 @@ from mfopt.accounting.monte_carlo.dominating_pair import DominatingPair
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 
 
-def spiky(bins, spread, spike):
+def spiky(bins, spike):
     """A pair in noise units of modes that overlap a little."""
     rng = np.random.default_rng(0)
     diagonal = np.diag(np.sqrt(spike * (0.7 + 0.6 * rng.random(bins))))
-    modes = np.concatenate([spread / bins**0.5 * rng.random((bins, bins)), diagonal])
+    modes = np.concatenate([0.8 / bins**0.5 * rng.random((bins, bins)), diagonal])
     gram = modes.T @ modes
     return DominatingPair(gram, np.linalg.cholesky(gram))
 

@@ -280,7 +280,7 @@ def test_orthogonal_modes_need_no_samples_and_agree_with_sampling(epsilon, delta
     certificate = release(pair, epsilon, delta)
     assert certificate.samples == certificate.beta == 0 and certificate.estimate is None
     assert max(certificate.bounds.both) <= delta
-    guarantee = guarantee_of(certificate)
+    guarantee = guarantee_of(certificate, None)
     assert (guarantee.status, guarantee.failure_probability) == ("certified", 0)
     sampled = calibrate(pair, epsilon, delta, samples=2**15, seed=1)
     gap = math.log(certificate.noise_multiplier / sampled.value)

@@ -52,7 +52,7 @@ def drawn(gram, order, reference):
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 def test_clusters_are_the_tuples_of_the_chain(order):
     """Σ over partitions and bins is Σ over tuples, by how often each bin is drawn; (1) to (3)."""
-    gram = pairs.spiky(BINS, 0.8, 1.5).gram
+    gram = pairs.spiky(BINS, 1.5).gram
     tuples, by_clusters = {}, {}
     for chosen in itertools.product(range(BINS), repeat=order + 1):
         total = sum(gram[i, k] for i, k in itertools.combinations(chosen, 2))
@@ -69,7 +69,7 @@ def test_clusters_are_the_tuples_of_the_chain(order):
 @pytest.mark.parametrize("order", [1, 3, 5])
 def test_no_draw_exceeds_the_sum_of_bounds(order, reference):
     """(5), also where the later R are extrapolated."""
-    three = pairs.spiky(3, 0.8, 1.5).gram
+    three = pairs.spiky(3, 1.5).gram
     excess = [
         float(high - arguments.log_sum) for arguments, _, _, high in drawn(three, order, reference)
     ]
@@ -88,7 +88,7 @@ def observed(pair, point, kind, order, samples=2**15):
 @pytest.mark.release
 @float64
 def test_the_ceiling_falls_and_the_mean_stays():
-    pair, point = pairs.spiky(64, 0.8, 1.0), Point(0.8, 2.0)
+    pair, point = pairs.spiky(64, 1.0), Point(0.8, 2.0)
     chain = pairs.least_chain(pair, point)
     actual = pairs.remove_tilts(pair, point)[0]
     assert actual.kind == "clusters"

@@ -281,7 +281,8 @@ def test_numbers_of_numpy_are_taken_and_can_be_saved(tmp_path):
         strategy="identity",
         seed=np.int64(3),
     )
-    assert mfopt.load(by_numpy.save(tmp_path / "made.npz")).provenance["seed"] == "pinned 3"
+    made = mfopt.load(by_numpy.save(tmp_path / "made.npz"))
+    assert made.provenance["seed"] == "pinned 3" and made.guarantee.details["seed"] == 3
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

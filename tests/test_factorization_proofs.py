@@ -43,7 +43,7 @@ def certified():
         strategy, 1.0, SCHEME, workloads.PrefixSums(), Guarantee(2.0, 1e-3, 1.0, status="estimate")
     )
     certificate = release(plain.dominating_pair(), 2.0, 1e-3, effort=Effort(seed=0))
-    guarantee, sigma = guarantee_of(certificate), certificate.noise_multiplier
+    guarantee, sigma = guarantee_of(certificate, 0), certificate.noise_multiplier
     variant = dataclasses.replace(plain, noise_multiplier=sigma, guarantee=guarantee)
     return with_sigma(variant, 1.02 * sigma)
 
@@ -289,5 +289,6 @@ def test_a_statement_of_fresh_bins_is_certified_as_it_stands(monkeypatch):
     strategy = S.BandedToeplitz([1.0, 0.5])
     mechanism = Mechanism(FreshBins(4, 3), strategy)
     stated = Guarantee(1.0, 1e-5, 2.0, status="certified")
-    assert proofs.prove(mechanism, 2.0, stated).privacy_unit == "example"
+    proved = proofs.prove(mechanism, 2.0, stated, effort=Effort(seed=7))
+    assert (proved.privacy_unit, proved.details["seed"]) == ("example", 7)
     assert requests == [("fresh-bins", 2.0, 1.0, 1e-5)]

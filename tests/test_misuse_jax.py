@@ -341,21 +341,15 @@ def a_state_twice_outside_of_jit():
 
 
 class Counted(Loop):
-    """A run whose noise is not pinned, at a step with a batch, and gradients of other sums."""
+    """A run of unpinned noise at its first batch of two or more, and gradients of other sums."""
 
     def __init__(self):
         self.state = RUN.init(PARAMS)
-        self.batches = RUN.batches(self.state)
-        self.state = next(self.until(self.batches))
-
-    def until(self, batches):
-        """The state before the first batch of two and more."""
-        state = self.state
-        for batch in batches:
-            if batch.mask.sum() > 1:
-                self.batch = batch
-                yield state
-            _, state = step(state, batch)
+        batches = iter(RUN.batches(self.state))
+        self.batch = next(batches)
+        while self.batch.mask.sum() < 2:
+            _, self.state = step(self.state, self.batch)
+            self.batch = next(batches)
 
     def again(self, state, scale=-1.0):
         """The mean of the same batch by another state of the same step."""

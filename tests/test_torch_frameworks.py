@@ -339,7 +339,7 @@ def tokens(kind):
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
-def sums_are_right(model, loss, batch, examples):
+def sums_are_right(model, loss, batch):
     """Whether the run's backward gives Σ of the gradients that autograd gives one by one."""
     from torch.utils import _pytree as trees
 
@@ -348,7 +348,7 @@ def sums_are_right(model, loss, batch, examples):
     actual = [p.grad for p in parameters]
     for p in parameters:
         p.grad = None
-    for i in range(examples):
+    for i in range(3):
         loss(model, trees.tree_map(lambda leaf, i=i: leaf[i : i + 1], batch)).backward()
     for p, f in zip(parameters, actual, strict=True):
         torch.testing.assert_close(f, p.grad, atol=1e-5, rtol=1e-4)
@@ -366,7 +366,7 @@ def test_layers_without_a_rule_go_one_example_at_a_time(kind, monkeypatch):
         for _ in range(2):
             for p in model.parameters():
                 p.grad = None
-            sums_are_right(model, loss_of, batch, 3)
+            sums_are_right(model, loss_of, batch)
     warned = ["Model has a layer that has no rule" in str(report.message) for report in caught]
     assert kind == "LSTM" or sum(warned) == 1
     monkeypatch.setattr("mfopt.torch.checks.is_shard", lambda p: True)  # as after fully_shard
@@ -378,7 +378,7 @@ def test_layers_without_a_rule_go_one_example_at_a_time(kind, monkeypatch):
     "kind", ["GPT2", *(pytest.param(kind, marks=pytest.mark.release) for kind in ("Bert", "Llama"))]
 )
 def test_language_models_with_attention_masks(kind):
-    sums_are_right(language_model(kind), lambda m, b: m(**b)["loss"], tokens(kind), 3)
+    sums_are_right(language_model(kind), lambda m, b: m(**b)["loss"], tokens(kind))
 
 
 def test_reentrant_checkpoints_fail_with_the_way_out():

@@ -18,9 +18,7 @@ from mfopt.progress import Report, silent
 AS_NEEDED = Effort()
 
 
-def guarantee_of(
-    verified: Verified, seed: int | None = None, privacy_unit: str = "example"
-) -> Guarantee:
+def guarantee_of(verified: Verified, seed: int | None, privacy_unit: str = "example") -> Guarantee:
     """A statement of :func:`certify` or :func:`release`, with its details as files store them.
 
     Args:
