@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 NODES = {
     "mfopt": 10_890,
     "mfopt/_runtime": 7_960,
-    "mfopt/accounting": 110_500,
+    "mfopt/accounting": 111_085,
     "mfopt/calibration": 310,
     "mfopt/experiments": 16_590,
     "mfopt/factorization": 4_420,
@@ -33,17 +33,17 @@ NODES = {
     "mfopt/torch": 18_130,
     "mfopt/training": 60_980,
     "cli": 27_625,
-    "tests": 295_755,
+    "tests": 295_945,
 }
 PUBLIC_NAMES = 1113  # functions and classes of mfopt and cli
 WIDE_FUNCTIONS = 14  # with more than 6 parameters
 # of the main job
 MAIN_JOB = {
     "files": 65,
-    "functions": 486,
-    "lines": 3_030,  # that can run, of the functions that do
-    "classes": 46,
-    "two-way pairs": 20,  # of files that call each other
+    "functions": 491,
+    "lines": 3_070,  # that can run, of the functions that do
+    "classes": 48,
+    "two-way pairs": 18,  # of files that call each other
     "frames": 25,
 }
 DUPLICATES = 2  # functions of at least 6 lines whose body, names aside, is another's
