@@ -260,7 +260,7 @@ def _proposals(
     trial = Trial(samples, 1e-3, chunked.subkey(key, 1))
     chosen = loss.choose(direction, point, trial).tilt
     rule(
-        lowest.log_ceiling <= chosen.log_ceiling + 1e-9,
+        lowest.log_ceiling <= chosen.proven.log_ceiling + 1e-9,
         f"`least` of {direction} has a larger ceiling than what `choose` found",
     )
     means = []
@@ -271,8 +271,9 @@ def _proposals(
             and math.isclose(placed.log_ceiling, tilt.log_ceiling, rel_tol=1e-9, abs_tol=1e-9),
             "`at` must give a proposal back at its own point",
         )
-        means.append(_values(loss, tilt, point, samples, chunked.subkey(key, 2, number)))
-        _elsewhere(loss, tilt, point, samples, chunked.subkey(key, 3, number), means[-1])
+        whole = tilt.proven
+        means.append(_values(loss, whole, point, samples, chunked.subkey(key, 2, number)))
+        _elsewhere(loss, whole, point, samples, chunked.subkey(key, 3, number), means[-1])
     _agree(f"the proposal of least ceiling ({direction})", means[0], "the chosen one", means[1])
     best = min(means, key=lambda mean: mean.error)
     _bounds(loss, chosen, point, trial, best)
@@ -290,11 +291,10 @@ def _values(loss: SampledLoss, tilt: Tilt, point: Point, samples: int, key: jax.
     halved = Point(point.noise_multiplier, point.epsilon, _Half())
     half = loss.pilot(loss.at(tilt, halved), halved, samples, key)
     whole, part = _mean(pilot), _mean(half)
-    # what is sampled may depend on the form of the payoff: within the errors of both, and what
-    # either leaves out
-    off = abs(2 * part.value - whole.value) - pilot.tilt.outside - 2 * half.tilt.outside
+    # what is sampled may depend on the form of the payoff: within the errors of both
     rule(
-        off <= ERRORS * math.hypot(2 * part.error, whole.error) + 1e-6 * whole.value,
+        abs(2 * part.value - whole.value)
+        <= ERRORS * math.hypot(2 * part.error, whole.error) + 1e-6 * whole.value,
         "the payoff must be what is paid: half of it did not halve the mean",
     )
     return whole
@@ -330,7 +330,7 @@ def _bounds(loss: SampledLoss, tilt: Tilt, point: Point, trial: Trial, truth: _M
         f"a bound must lie above its mean and below its ceiling: {bound}",
     )
     # no ceiling at all: the mean itself is above it, so some value is
-    low = tilt._replace(log_ceiling=pilot.log_mean - math.log(2))
+    low = tilt.proven._replace(log_ceiling=pilot.log_mean - math.log(2))
     rule(
         not math.isfinite(loss.bound(low, point, bet, trial).value),
         "a value above the ceiling leaves no proof: the bound must be no number",

@@ -1,110 +1,107 @@
-"""Lower tail of a privacy loss that is sampled as it is, by its convexity in the noise.
+"""Upper tail of values whose logarithm is a concave function of Gaussian noise.
 
-Where a shared component is accounted for exactly (:mod:`.likelihood`), adding a unit costs
-H(Q, P) = E_Q δ₂(ε + Y'), and Y' = log E_k e^(<m'_k, X> − |m'_k|²/2) is a small number with hardly
-any mean mode left to shift X by. So X is drawn from Q itself: values spread little, but they reach
-up to 1, and a bound that knows no more pays for that. What is above a ceiling B is bounded apart.
+Adding a unit is sampled by "mean" of :mod:`.importance`: at X ~ N(−t m̄, I) the value
 
-Y' is a convex function of the Gaussian X, so the sets {Y' <= y} are convex, and by Ehrhard's
-inequality (1983) y -> Φ⁻¹(Q(Y' <= y)) is concave: below ``low`` it is at most the line through any
-upper bound of it at ``low`` and any lower bound at ``high`` > ``low``. Both are read off the same
-samples as the mean: the counts of Y' <= low and of Y' <= high are sums of iid numbers in [0, 1],
-which Hoeffding's bound by relative entropy (1963, inequality 2.1) covers. At a cut y below ``low``
-let the line be a = a(y), with slope k. For any s >= 0
+    log f = t <m̄, X> + t²ρ/2 + log δ₂(ε + Y),    Y = log E_k e^(<m_k, X> − |m_k|²/2).
 
-    δ₂(ε + Y') <= e^(−s (ε + Y')) sup_t e^(st) δ₂(t) =: B e^(s (y − Y')),                       (1)
+Its ceiling by Jensen may be thousands of times its mean. So values are cut off at a lower B, and
+what is above it is bounded apart: E f = E min(f, B) + E (f − B)₊.
 
-so what exceeds B has at most the mean that it would have, were the line the truth below the cut:
+**f is log-concave.** Y is convex in X, and log δ₂ decreases and is concave: of the hockey-stick
+payoff (1 − e^u)₊, and of its convolution with a normal density (Prékopa 1973), which is what a
+Gaussian release beside it makes of it. So log δ₂(ε + Y) is concave, and so is log f, which has a
+linear function of X more. (Nothing is known of other payoffs: with them nothing is cut off.)
 
-    E (δ₂(ε + Y') − B)₊ <= B E (e^(s (a − Z)/k) − 1)₊ = B (e^(τa + τ²/2) Φ(a + τ) − Φ(a)),      (2)
+**The tail.** The sets {log f >= l} are convex, and a convex combination of two of them lies in that
+of the combined level. X is Gaussian, so by Ehrhard's inequality (1983) ψ(l) = Φ⁻¹(P(log f >= l)) is
+concave: from a level on it is at most the line through any upper bound u of it there and any lower
+bound v of it at a *farther* one, which is lower. Both are read off the same samples as the mean:
+shares of points at a level or above are iid numbers in [0, 1], sample by sample, which Hoeffding's
+bound by relative entropy (1963, inequality 2.1) covers. With κ > 0 what the line falls by, near <=
+log B and a = u − κ (log B − near),
 
-Z ~ N(0, 1) and τ = s/k. With s = 0 B is 1, and nothing is above it.
+    E (f − B)₊ = ∫_{l > log B} e^l P(log f >= l) dl <= ∫_{l > log B} e^l Φ(a − κ (l − log B)) dl
+               = B E (e^((a − Z)/κ) − 1)₊ = B (e^(τa + τ²/2) Φ(a + τ) − Φ(a)),               (1)
+
+Z ~ N(0, 1) and τ = 1/κ.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import scipy
 
 from mfopt.accounting import solve
-from mfopt.accounting.monte_carlo.evidence import COARSE, ROUNDING, Point, Sums, Tilt
+from mfopt.accounting.monte_carlo.betting import COARSE
 
-KIND = "plain"
-# In standard deviations from the mean of Y': at 16 × 128, ε from 0.5 to 8, 0.01% of δ is below the
-# cut, and B is two to a hundred times the mean.
-_CUT, _LOW, _HIGH = -4.5, -1.6, 0.9
-_SHARE = 1 / 64  # of β, that either count is wrong with
-_ORDERS, _WIDTH = (math.log(1e-3), math.log(1e4)), 1e-2  # of log s or log t that are tried
+STEP, LEVELS = 0.25, 32  # of log f, from log B downwards: what shares are counted of
+_BLUR = 1e-6  # of log f: more than its rounding, with what payoffs are rounded up by
+_SPARE = 1.4  # B over that at which the best bet is 1: a lower one gains no samples
 
 
-class Levels(NamedTuple):
-    """Values of Y': where B is placed, and what counts are taken of."""
+class Cut(NamedTuple):
+    """Where values are cut off, and the levels that the tail above is bounded by.
 
-    cut: float
-    low: float
-    high: float
-
-
-def uncut(point: Point) -> Tilt:
-    """Samples of Q whose values are below 1: for estimates, and for what levels are placed by."""
-    return placed(0.0, Levels(0.0, 0.0, 0.0), point)
-
-
-def placed(order: float, levels: Levels, point: Point) -> Tilt:
-    """Samples of Q with the ceiling (1) of order s at the cut."""
-    log_ceiling = point.payoff.log_peak(order) - order * (point.epsilon + levels.cut)
-    return Tilt(KIND, order, log_ceiling, levels)
-
-
-def cut(sums: Sums, samples: int, point: Point) -> Tilt:
-    """The proposal whose levels fit the mean and the spread of Y' in ``samples`` samples."""
-    mean, square = (float(part) / samples for part in sums.losses[2:])
-    deviation = math.sqrt(max(square - mean**2, 1e-12))
-    levels = Levels(*(mean + at * deviation for at in (_CUT, _LOW, _HIGH)))
-    best = lowest_order(lambda order: placed(order, levels, point).log_ceiling)
-    return placed(best, levels, point)
-
-
-def lowest_order(log_ceiling: Callable[[float], float]) -> float:
-    """The order of about the least ceiling, which is convex in it."""
-    log_order = solve.lowest(lambda x: log_ceiling(math.exp(x)), *_ORDERS, width=_WIDTH)
-    return math.exp(log_order)
-
-
-def with_tail(tilt: Tilt, sums: Sums, samples: int, beta: float) -> tuple[Tilt, float]:
-    """``tilt`` with the mean of what is above its ceiling, by the counts of iid samples.
-
-    Args:
-      tilt: any; one that nothing exceeds stays as it is.
-      sums: over its samples.
-      samples: how many.
-      beta: failure probability of the whole bound.
-
-    Returns:
-      It, and the part of β that is left for the bound of the mean.
+    Attributes:
+      below: log of the proven ceiling over B; nothing is cut off at 0.
+      near, far: levels, in steps below log B; 0 where they are yet to be chosen.
     """
-    if tilt.kind != KIND or tilt.order == 0:
-        return tilt, beta
-    share, levels = _SHARE * beta, tilt.detail
-    below, inside = (float(count) / samples for count in sums.losses[:2])
-    # the rounding of uniforms may move a count as it may move a mean
-    at_low = scipy.special.ndtri(_largest_mean(below, samples, share) + COARSE)
-    at_high = scipy.special.ndtri(1 - _largest_mean(1 - inside, samples, share) - COARSE)
-    slope = (at_high - at_low) / (levels.high - levels.low)
-    outside = math.inf
-    if slope > 0:
-        at_cut = at_low - slope * (levels.low - levels.cut)
-        tau = tilt.order / slope
+
+    below: float = 0.0
+    near: int = 0
+    far: int = 0
+
+    def above(self, shares: np.ndarray, samples: int, beta: float) -> float:
+        """Upper bound of E (f − B)₊/B, except with probability β; infinite where none is shown.
+
+        Args:
+          shares: average of points at each level or above, shape (:data:`LEVELS`,).
+          samples, beta: how many samples these are of, or will be, and β.
+        """
+        if self.below <= 0:
+            return 0.0
+        near, far = (float(shares[level]) for level in (self.near, self.far))
+        # the rounding of uniforms may move a share as it may move a mean
+        at_near = scipy.special.ndtri(largest_mean(near, samples, beta / 2) + COARSE)
+        at_far = scipy.special.ndtri(1 - largest_mean(1 - far, samples, beta / 2) - COARSE)
+        fall = (at_far - at_near) / (STEP * (self.far - self.near) + 2 * _BLUR)
+        if not (fall > 0 and self.near > 0):
+            return math.inf
+        at_cut = at_near - fall * (STEP * self.near - _BLUR)
+        tau = 1 / fall
         raised = tau * at_cut + tau**2 / 2 + scipy.special.log_ndtr(at_cut + tau)
-        above = math.exp(min(raised, 700.0)) * (1 + ROUNDING) - scipy.special.ndtr(at_cut)
-        outside = float(math.exp(min(tilt.log_ceiling, 700.0)) * above)
-    return tilt._replace(outside=outside), beta - 2 * share
+        # upwards by more than the rounding of a difference
+        return float(math.exp(min(raised, 700.0)) * (1 + 1e-9) - scipy.special.ndtr(at_cut))
+
+    def placed(self, shares: np.ndarray, drawn: int, samples: int, beta: float) -> Cut:
+        """The same with the levels that should show least above it.
+
+        Args:
+          shares, drawn: of a pilot, and its samples.
+          samples, beta: of the bound.
+        """
+        pairs = itertools.combinations(range(1, LEVELS), 2)
+        cuts = [self._replace(near=near, far=far) for near, far in pairs]
+        # between both numbers: shares of a pilot are less certain than those of the bound
+        middle = math.isqrt(drawn * samples)
+        return min(cuts, key=lambda cut: cut.above(shares, middle, beta))
 
 
-def _largest_mean(average: float, samples: int, beta: float) -> float:
+WHOLE = Cut()
+
+
+def log_cut(square: float, samples: int, beta: float) -> float:
+    """log B for values of this mean square, so many samples and β."""
+    return math.log(_SPARE) + math.log(-samples * square / (2 * math.log(beta))) / 2
+
+
+@functools.lru_cache(maxsize=1024)  # of the same shares all pairs are tried
+def largest_mean(average: float, samples: int, beta: float) -> float:
     """Upper bound of the mean of iid numbers in [0, 1], except with probability β."""
     reach = -math.log(beta) / samples
 

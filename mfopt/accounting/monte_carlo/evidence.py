@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt.accounting.monte_carlo import betting, clusters
+from mfopt.accounting.monte_carlo import betting, clusters, convex
+from mfopt.accounting.monte_carlo.betting import COARSE
 from mfopt.accounting.monte_carlo.dominating_pair import log_hinge
 from mfopt.strategies.fields import Array
 
@@ -25,7 +26,7 @@ _MOST = {"chain": MAX_ORDER, "powers": MAX_ORDER, "clusters": clusters.MOST - 1}
 _GROWTH = 1.15  # from one order to the next that is tried
 ROUNDING = 1e-9  # relative slack for float64 rounding in sums of logarithms and exponentials
 _BELOW = 1e-8  # the same from below, with what payoffs are rounded up by
-COARSE = 2.0**-46  # absolute, on f/B: uniforms have 52 bits, so tails end 8 σ out
+_TAIL = 1 / 32  # of β, that the shares are wrong with which what is cut off is bounded by
 _ABOVE = 1e-6  # a value of f/B this far above 1 is no rounding: the ceiling does not hold
 
 
@@ -84,19 +85,31 @@ class Tilt(NamedTuple):
     """A proposal at one σ and ε.
 
     Attributes:
-      kind: "chain", "clusters", "powers" or "shift" (remove direction), "mean" or "plain" (add
-        direction).
-      order: s of the remove direction, t or s of the add direction.
+      kind: "chain", "clusters", "powers" or "shift" (remove direction) or "mean" (add direction).
+      order: s of the remove direction, t of the add direction.
       log_ceiling: log B.
-      detail: what else it is placed by, where there is more.
-      outside: what the divergence may exceed the mean of the values by.
+      detail: what else it is placed by, where there is more: of "mean", what is cut off.
     """
 
     kind: str
     order: float
     log_ceiling: float
     detail: Any = None
-    outside: float = 0.0
+
+    @property
+    def cut(self) -> convex.Cut:
+        """What is cut off above B."""
+        return self.detail if isinstance(self.detail, convex.Cut) else convex.WHOLE
+
+    @property
+    def proven(self) -> Tilt:
+        """The same with nothing cut off, at its proven ceiling."""
+        return self.lowered(-self.cut.below) if self.cut.below else self
+
+    def lowered(self, below: float) -> Tilt:
+        """The same with values cut off, e^``below`` lower."""
+        cut = convex.Cut(self.cut.below + below)
+        return self._replace(log_ceiling=self.log_ceiling - below, detail=cut)
 
     @property
     def next_order(self) -> float | None:
@@ -111,14 +124,15 @@ class Sums(NamedTuple):
     """Over iid samples: Σ f/B, Σ (f/B)², and Σ log(1 − λ f/B) for each bet λ.
 
     Attributes:
-      losses: of "plain", with Y' the loss: the counts of Y' <= low and of Y' <= high, Σ Y' and
-        Σ Y'²; shape (4,).
+      shares: sums of shares of points at levels or above, see :mod:`.convex`; shape (LEVELS,).
+      loss: Σ Y of the points.
     """
 
     total: jax.Array
     square: jax.Array
     log_wealth: jax.Array
-    losses: Any = None
+    shares: Any = None
+    loss: Any = None
 
 
 def sums(value: jax.Array) -> Sums:
@@ -178,10 +192,9 @@ class Pilot(NamedTuple):
 
     def log_bound(self, samples: int, beta: float) -> tuple[int, float]:
         """The bet, and log of the bound that these samples would make."""
+        above, beta = _above(self.tilt, self.sums, self.samples, samples, beta)
         bet, scaled = betting.choose(np.asarray(self.sums.log_wealth), self.samples, samples, beta)
-        if self.tilt.outside:
-            scaled += self.tilt.outside / _ceiling(self.tilt)
-        return bet, math.log(scaled) + self.tilt.log_ceiling
+        return bet, math.log(scaled + above) + self.tilt.log_ceiling
 
     def log_below(self, other: Pilot, beta: float) -> float:
         """log of a lower bound of H except with probability ``beta``; −∞ where nothing is shown.
@@ -224,20 +237,35 @@ def upper_bound(
       beta: failure probability.
       uniforms: how many a sample rests on whose tails matter.
     """
-    ceiling = _ceiling(tilt)
+    ceiling, proven = _ceiling(tilt), _ceiling(tilt.proven)
+    above, beta = _above(tilt, sums, samples, samples, beta)
     scaled = betting.upper_bound(float(sums.log_wealth[bet]), bet, samples, beta)
     scaled += uniforms * COARSE
-    value = min(scaled, 1.0) * ceiling * (1 + ROUNDING) + tilt.outside
+    value = min((min(scaled, 1.0) * (1 + ROUNDING) + above) * ceiling, proven * (1 + ROUNDING))
     if not (math.isfinite(float(sums.total)) and math.isfinite(scaled)):
         value = math.nan  # a sample was no number: there is no bound
     mean = float(sums.total) / samples * ceiling
-    return UpperBound(value, mean, ceiling + tilt.outside, samples, tilt.order)
+    return UpperBound(value, mean, proven, samples, tilt.order)
 
 
 def ceiling_alone(tilt: Tilt) -> UpperBound:
     """The bound by the ceiling alone, without samples."""
-    ceiling = _ceiling(tilt) + tilt.outside
+    ceiling = _ceiling(tilt.proven)
     return UpperBound(ceiling, 0.0, ceiling, 0, tilt.order)
+
+
+def _above(tilt: Tilt, sums: Sums, drawn: int, samples: int, beta: float) -> tuple[float, float]:
+    """E (f − B)₊/B at most, and what is left of β for the rest.
+
+    Args:
+      tilt: the proposal.
+      sums, drawn: over so many samples.
+      samples, beta: of the bound, whose samples may be others, and its β.
+    """
+    if not tilt.cut.below > 0:
+        return 0.0, beta
+    shares = np.asarray(sums.shares) / drawn
+    return tilt.cut.above(shares, samples, _TAIL * beta), (1 - _TAIL) * beta
 
 
 def _ceiling(tilt: Tilt) -> float:

@@ -43,8 +43,9 @@ and
 
     f <= e^(t (Y + ḡ/2) + t²ρ/2) δ₂(ε + Y) <= e^(−t (ε − ḡ/2) + t²ρ/2) sup_u e^(tu) δ₂(u).       (6)
 
-"plain", add. X ~ N(0, I), with a ceiling that a few values exceed (:mod:`.convex`, with its proof):
-for the residual beside a shared component, whose mean mode is next to nothing.
+Y is mostly not so low, and samples fall where f counts at a larger t than that of the least
+ceiling: at that of the least (6) with −2 E_Q Y for ḡ. What they exceed a lower ceiling by is
+bounded by the convexity of Y (:mod:`.convex`, with its proof).
 
 **Points.** Of a shifted proposal one sample is the mean of f over J points of X: along the vector
 that it is shifted by, the standard normal is a systematic sample Φ⁻¹((j + U)/J), with one U; across
@@ -52,13 +53,14 @@ it there is one draw. Each point has the normal law, so the mean is unbiased and
 each value does; samples are iid. Y moves mostly along that direction, so most of the variance goes:
 it falls by a factor 3 to 5 where modes hardly overlap, and by 200 for the square root at 16 × 128,
 ε = 2, δ = 1e-4. Where a shared component is exact, little of that is left to gain: two points are
-worth most.
+worth most in the remove direction, and one in the other.
 
 The upper confidence bound is that of :mod:`.betting` on f/B in [0, 1].
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
 from collections.abc import Callable
@@ -72,8 +74,7 @@ from mfopt._runtime._float64 import wide
 from mfopt._runtime._types import PyTree
 from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo import chunked, convex
-from mfopt.accounting.monte_carlo.convex import Levels
-from mfopt.accounting.monte_carlo.evidence import Point, Sums, Tilt, sums
+from mfopt.accounting.monte_carlo.evidence import ROUNDING, Point, Sums, Tilt, sums
 from mfopt.accounting.monte_carlo.hockey import GaussianPayoff
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, Drawn, Likelihood
 
@@ -81,6 +82,8 @@ POINTS = 8
 _SMOOTH_POINTS = 2
 _RISING = 3  # orders of higher ceilings after which none is lower
 _WIDTH = 1e-3  # of the bracket of log order: a ceiling is flat about its least
+_ORDERS, _COARSE_WIDTH = (math.log(1e-3), math.log(1e4)), 1e-2  # of log t that are tried
+_FAR = 20.0  # log: what is this far above the usual ceiling does not occur in an estimate
 _CEILING = operator.attrgetter("log_ceiling")  # of a tilt
 _SHIFT_WORTH = 3.0  # log: a proposal is tried where its ceiling is at most so far above another's
 
@@ -104,6 +107,7 @@ def tilt(kind: str, order: float, ceilings: Ceilings, point: Point) -> Tilt:
     elif kind == "shift":
         log_largest = order * (1 + order) * ceilings.largest_square / 2
     else:
+        detail = convex.WHOLE
         log_largest = order * ceilings.mean_square / 2 + order**2 * ceilings.square_of_mean / 2
     log_peak = point.payoff.log_peak(order) - order * point.epsilon
     return Tilt(kind, order, log_largest + log_peak, detail)
@@ -150,8 +154,25 @@ def mean_tilt(ceilings: Ceilings, point: Point) -> Tilt:
     Args:
       ceilings, point: at the point's σ, and σ, ε and payoff.
     """
-    best = convex.lowest_order(lambda order: tilt("mean", order, ceilings, point).log_ceiling)
+
+    def log_ceiling(log_order: float) -> float:
+        return tilt("mean", math.exp(log_order), ceilings, point).log_ceiling
+
+    best = math.exp(solve.lowest(log_ceiling, *_ORDERS, width=_COARSE_WIDTH))
     return min([tilt("mean", t, ceilings, point) for t in (0.0, best)], key=_CEILING)
+
+
+def central_tilt(ceilings: Ceilings, point: Point, loss: float) -> Tilt:
+    """The add direction's proposal whose samples fall where values count.
+
+    Args:
+      ceilings, point: as of :func:`mean_tilt`.
+      loss: E_Q Y, about.
+    """
+    usual = dataclasses.replace(ceilings, mean_square=-2 * loss)
+    central = mean_tilt(usual, point)
+    proven = tilt("mean", central.order, ceilings, point)
+    return proven.lowered(max(proven.log_ceiling - central.log_ceiling - _FAR, 0.0))
 
 
 # --- kernels -------------------------------------------------------------------------------------
@@ -164,6 +185,11 @@ class Asked(NamedTuple):
     order: Any
     log_ceiling: Scalar
     payoff: Any
+
+    @property
+    def points(self) -> int:
+        """Systematic points of a sample."""
+        return _SMOOTH_POINTS if isinstance(self.payoff, GaussianPayoff) else POINTS
 
 
 @wide
@@ -195,13 +221,13 @@ def _chain(
     noise = likelihood.noise(jax.random.normal(noise_key, (size, likelihood.dimension)))
     drawn = likelihood.draw(jnp.stack(draw_keys), noise, question.order, detail)
 
-    def log_value(exponents: jax.Array) -> jax.Array:
+    def evaluate(exponents: jax.Array) -> tuple[jax.Array, PyTree]:
         loss = likelihood.log_ratio(exponents)
-        log_weight: jax.Array = drawn.log_normalizers - question.order * loss
-        paid: jax.Array = question.payoff.log_value(question.epsilon - loss)
-        return log_weight + paid
+        log_weight = drawn.log_normalizers - question.order * loss
+        paid = question.payoff.log_value(question.epsilon - loss)
+        return log_weight + paid - question.log_ceiling, ()
 
-    return on_points(point_key, log_value, drawn.products, noise, drawn, question)
+    return sums(on_points(point_key, evaluate, drawn.products + noise, drawn, question.points)[0])
 
 
 def _shift(key: jax.Array, size: int, likelihood: Likelihood, question: Asked, _: None) -> Sums:
@@ -210,25 +236,18 @@ def _shift(key: jax.Array, size: int, likelihood: Likelihood, question: Asked, _
     drawn = likelihood.draw(jnp.stack(draw_keys), noise, jnp.zeros(()), None)
     far = 1 + question.order
 
-    def log_value(exponents: jax.Array) -> jax.Array:
+    def evaluate(exponents: jax.Array) -> tuple[jax.Array, PyTree]:
         loss, proposal = likelihood.log_ratio(exponents), likelihood.log_ratio(exponents, far)
-        paid: jax.Array = question.payoff.log_value(question.epsilon - loss)
-        return loss - proposal + paid
+        paid = question.payoff.log_value(question.epsilon - loss)
+        return loss - proposal + paid - question.log_ceiling, ()
 
-    return on_points(point_key, log_value, far * drawn.products, noise, drawn, question)
-
-
-def _plain(key: jax.Array, size: int, likelihood: Likelihood, asked: Asked, levels: Levels) -> Sums:
-    normal = jax.random.normal(key, (size, likelihood.dimension))
-    loss = likelihood.log_ratio(likelihood.noise(normal))
-    log_scaled = asked.payoff.log_value(asked.epsilon + loss) - asked.log_ceiling
-    # from the cut on nothing exceeds a ceiling that holds, and what does leaves no proof; NaN stays
-    value = jnp.exp(jnp.where((log_scaled > 0) & (loss < levels.cut), 0.0, log_scaled))
-    parts = loss <= levels.low, loss <= levels.high, loss, loss**2
-    return sums(value)._replace(losses=jnp.stack([jnp.sum(part) for part in parts]))
+    exponents = far * drawn.products + noise
+    return sums(on_points(point_key, evaluate, exponents, drawn, question.points)[0])
 
 
-def _mean(key: jax.Array, size: int, likelihood: Likelihood, question: Asked, _: None) -> Sums:
+def _mean(
+    key: jax.Array, size: int, likelihood: Likelihood, question: Asked, cut: convex.Cut
+) -> Sums:
     noise_key, point_key = jax.random.split(key)
     noise = likelihood.noise(jax.random.normal(noise_key, (size, likelihood.dimension)))
     products, square = likelihood.mean()
@@ -238,55 +257,65 @@ def _mean(key: jax.Array, size: int, likelihood: Likelihood, question: Asked, _:
         jnp.full(size, square),
         jnp.zeros(size),
     )
-    order = question.order
+    order, levels = question.order, -convex.STEP * jnp.arange(convex.LEVELS)
 
-    def log_value(exponents: jax.Array) -> jax.Array:
-        log_weight: jax.Array = order * likelihood.average(exponents) + order**2 * square / 2
-        paid: jax.Array = question.payoff.log_value(
-            question.epsilon + likelihood.log_ratio(exponents)
-        )
-        return log_weight + paid
+    def evaluate(exponents: jax.Array) -> tuple[jax.Array, PyTree]:
+        loss = likelihood.log_ratio(exponents)
+        log_weight = order * likelihood.average(exponents) + order**2 * square / 2
+        paid = question.payoff.log_value(question.epsilon + loss)
+        log_scaled = log_weight + paid - question.log_ceiling
+        beside = jnp.sum(log_scaled[:, None] >= levels, axis=0, dtype=float), jnp.sum(loss)
+        # what exceeds a proven ceiling leaves no proof; NaN stays
+        above = (log_scaled > 0) & (log_scaled <= cut.below + ROUNDING)
+        return jnp.where(above, 0.0, log_scaled), beside
 
-    centre = -order * drawn.products
-    return on_points(point_key, log_value, centre, noise, drawn, question)
+    points = 1 if isinstance(question.payoff, GaussianPayoff) else POINTS
+    nothing = jnp.zeros(convex.LEVELS), 0.0
+    exponents = noise - order * drawn.products
+    value, (shares, loss) = on_points(point_key, evaluate, exponents, drawn, points, nothing)
+    return sums(value)._replace(shares=shares / points, loss=loss / points)
 
 
 def on_points(
     key: jax.Array,
-    log_value: Callable[[jax.Array], jax.Array],
-    centre: jax.Array,
-    noise: jax.Array,
+    evaluate: Callable[[jax.Array], tuple[jax.Array, PyTree]],
+    exponents: jax.Array,
     drawn: Drawn,
-    asked: Asked,
-) -> Sums:
-    """f/B at systematic points along V of each sample, at exponents = centre + noise.
+    points: int,
+    nothing: PyTree = (),
+) -> tuple[jax.Array, PyTree]:
+    """f/B at systematic points along V of each sample.
 
     The noise's component along V is taken out and put back at each point.
 
     Args:
       key: of the uniforms.
-      log_value: of exponents, log f: (size, entries) -> (size,).
-      centre, noise: what the exponents are without noise, and the noise, (size, entries).
+      evaluate: of exponents, log f/B and what is summed beside it: (size, entries) -> (size,).
+      exponents: of the samples, (size, entries).
       drawn: what the shift V is, with its products and square.
-      asked: ε, order, ceiling and payoff.
+      points: how many.
+      nothing: the sums beside before the first point.
+
+    Returns:
+      Averages over the points, (size,), and the sums beside.
     """
-    points = _SMOOTH_POINTS if isinstance(asked.payoff, GaussianPayoff) else POINTS
     # a pattern may be empty, and then there is no direction: all points are the sample itself
     length = jnp.sqrt(jnp.where(drawn.square > 0, drawn.square, 1.0))
     direction = drawn.products / length[:, None]
-    across = centre + noise - (drawn.along / length)[:, None] * direction
+    across = exponents - (drawn.along / length)[:, None] * direction
     uniform = jax.random.uniform(key, drawn.along.shape)
 
-    def add(j: jax.Array, total: jax.Array) -> jax.Array:
+    def add(j: jax.Array, total: PyTree) -> PyTree:
         share = jnp.clip((j + uniform) / points, 2.0**-53, 1 - 2.0**-53)
         z = jax.scipy.special.ndtri(share)
-        log_scaled = log_value(across + z[:, None] * direction) - asked.log_ceiling
-        return total + jnp.exp(log_scaled)
+        log_scaled, beside = evaluate(across + z[:, None] * direction)
+        return jax.tree.map(jnp.add, total, (jnp.exp(log_scaled), beside))
 
-    return sums(jax.lax.fori_loop(0, points, add, jnp.zeros(drawn.along.shape)) / points)
+    total, beside = jax.lax.fori_loop(0, points, add, (jnp.zeros(drawn.along.shape), nothing))
+    return total / points, beside
 
 
-KERNELS: dict[str, Callable[..., Sums]] = {"shift": _shift, "mean": _mean, convex.KIND: _plain}
+KERNELS: dict[str, Callable[..., Sums]] = {"shift": _shift, "mean": _mean}
 
 
 def pick(exponents: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

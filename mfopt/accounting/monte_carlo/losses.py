@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
+import numpy as np
 
 from mfopt._runtime._float64 import wide
 from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo import chunked, convex, importance
 from mfopt.accounting.monte_carlo.evidence import (
+    HockeyStickPayoff,
     Pilot,
     Point,
     Sums,
@@ -33,8 +35,8 @@ from mfopt.accounting.monte_carlo.likelihood import (
 from mfopt.accounting.monte_carlo.moment_bound import MomentBound, Moments
 from mfopt.accounting.monte_carlo.protocol import FreeBound, SampledDirection, SampledLoss
 
-_PLANNED = 1e-8  # β that a pilot expects a tail for
-_GAINED = 0.1  # t²ρ': log of what a tilt by the mean mode lowers a second moment by
+_LOG_CONCAVE = HockeyStickPayoff, GaussianPayoff  # payoffs
+_FEW = 256  # samples that show E_Q Y well enough to choose a proposal by
 
 
 class LikelihoodLoss(SampledLoss):
@@ -112,29 +114,48 @@ class LikelihoodLoss(SampledLoss):
 
     def at(self, tilt: Tilt, point: Point) -> Tilt:
         _, ceilings, point = self._sampled(point)
-        if tilt.kind == convex.KIND:
-            return convex.placed(tilt.order, tilt.detail, point)
-        return importance.tilt(tilt.kind, tilt.order, ceilings, point)
+        moved = importance.tilt(tilt.kind, tilt.order, ceilings, point)
+        if not (tilt.cut.below and isinstance(point.payoff, _LOG_CONCAVE)):
+            return moved
+        return moved.lowered(tilt.cut.below)._replace(detail=tilt.detail)
 
     def estimator_tilt(self, direction: SampledDirection, point: Point) -> Tilt:
-        least = self.least(direction, point)
         if direction == "remove":
-            return least
+            return self.least(direction, point)
         _, ceilings, paid = self._sampled(point)
-        gained = least.order**2 * ceilings.square_of_mean
-        smooth = isinstance(paid.payoff, GaussianPayoff)
-        return convex.uncut(paid) if smooth and gained < _GAINED else least
+        loss = self._mean_loss(point.noise_multiplier, isinstance(paid.payoff, GaussianPayoff))
+        return importance.central_tilt(ceilings, paid, loss)
+
+    @functools.cached_property
+    def _mean_loss(self) -> Callable[[float, bool], float]:
+        return functools.lru_cache(maxsize=8)(self._estimated_loss)
+
+    def _estimated_loss(self, noise_multiplier: float, split: bool) -> float:
+        """E_Q Y, about; of the residual beside the shared component where it is split off."""
+        likelihood, ceilings = self._known(noise_multiplier, split)
+        point = Point(noise_multiplier, 0.0)
+        point = self._sampled(point)[2] if split else point
+        tilt = importance.tilt("mean", 0.0, ceilings, point)
+        sums, used = importance.total(likelihood, tilt, point, _FEW, chunked.seed_key(0))
+        return float(sums.loss) / used
 
     def choose(
         self, direction: SampledDirection, point: Point, trial: Trial, log_mean: float | None = None
     ) -> Pilot:
         if direction == "remove":
             return self._best(self._tilts(direction, point), point, trial, log_mean)
-        pilot = self.pilot(self.estimator_tilt(direction, point), point, self.glance, trial.key)
-        if pilot.tilt.kind != convex.KIND:
-            return pilot
-        placed = convex.cut(pilot.sums, pilot.samples, self._sampled(point)[2])
-        return self.pilot(placed, point, self.glance, chunked.subkey(trial.key, 1))
+        paid = self._sampled(point)[2].payoff
+        tilt = self.estimator_tilt(direction, point)
+        pilot = self.pilot(tilt, point, self.glance, trial.key)
+        square = float(pilot.sums.square) / pilot.samples
+        if not (isinstance(paid, _LOG_CONCAVE) and 0 < square < math.inf):
+            return self.pilot(self.least(direction, point), point, self.glance, trial.key)
+        below = -convex.log_cut(square, trial.samples, trial.beta)
+        tilt = tilt.lowered(max(below, -tilt.cut.below))
+        pilot = self.pilot(tilt, point, 4 * self.glance, chunked.subkey(trial.key, 1))
+        shares = np.asarray(pilot.sums.shares) / pilot.samples
+        placed = tilt.cut.placed(shares, pilot.samples, trial.samples, trial.beta)
+        return pilot._replace(tilt=tilt._replace(detail=placed))
 
     def _best(
         self, tilts: Sequence[Tilt], point: Point, trial: Trial, log_mean: float | None
@@ -172,13 +193,11 @@ class LikelihoodLoss(SampledLoss):
         return best[1]
 
     def pilot(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> Pilot:
-        sums, used = self._total(tilt, point, samples, key)
-        return Pilot(convex.with_tail(tilt, sums, used, _PLANNED)[0], sums, used)
+        return Pilot(tilt, *self._total(tilt, point, samples, key))
 
     def bound(self, tilt: Tilt, point: Point, bet: int, trial: Trial) -> UpperBound:
         sums, used = self._total(tilt, point, trial.samples, trial.key)
-        tilt, beta = convex.with_tail(tilt, sums, used, trial.beta)
-        return upper_bound(tilt, sums, used, bet=bet, beta=beta)
+        return upper_bound(tilt, sums, used, bet=bet, beta=trial.beta)
 
     def _total(self, tilt: Tilt, point: Point, samples: int, key: jax.Array) -> tuple[Sums, int]:
         likelihood, _, paid = self._sampled(point)

@@ -48,7 +48,7 @@ from mfopt._runtime._types import PyTree
 from mfopt.accounting.bound import RoundsBound
 from mfopt.accounting.loss_distribution import poisson
 from mfopt.accounting.monte_carlo import band, importance
-from mfopt.accounting.monte_carlo.evidence import MAX_ORDER, Sums
+from mfopt.accounting.monte_carlo.evidence import MAX_ORDER, Sums, sums
 from mfopt.accounting.monte_carlo.likelihood import (
     Ceilings,
     Drawn,
@@ -191,12 +191,14 @@ def _powers(
     noise = likelihood.noise(jax.random.normal(noise_key, (size, likelihood.dimension)))
     drawn = likelihood.draw(jnp.stack(draw_keys), noise, question.order, None)
 
-    def log_value(exponents: jax.Array) -> jax.Array:
+    def evaluate(exponents: jax.Array) -> tuple[jax.Array, PyTree]:
         loss = likelihood.log_ratio(exponents)
-        paid: jax.Array = question.payoff.log_value(question.epsilon - loss)
-        return loss - likelihood.log_density(exponents, question.order) + paid
+        paid = question.payoff.log_value(question.epsilon - loss)
+        log_value = loss - likelihood.log_density(exponents, question.order) + paid
+        return log_value - question.log_ceiling, ()
 
-    return importance.on_points(point_key, log_value, drawn.products, noise, drawn, question)
+    at = drawn.products + noise, drawn, question.points
+    return sums(importance.on_points(point_key, evaluate, *at)[0])
 
 
 importance.KERNELS[POWERS] = _powers
