@@ -27,7 +27,7 @@ from mfopt.training.fedavg import FedAvg
 from mfopt.training.gradients import Totals, microbatch_adder
 from mfopt.training.loop import Trainer
 from mfopt.training.prepare import prepare
-from mfopt.training.privacy import solved
+from mfopt.training.privacy import report_text, solved
 from mfopt.training.secrets import RunSecret
 from mfopt.training.wiring import Wiring
 
@@ -189,6 +189,10 @@ def test_a_report_is_verified_and_a_better_one_is_not(data, tmp_path):  # noqa: 
     facts = json.loads((tmp_path / "run" / "privacy-report.json").read_text())
     assert done["privacy"]["guarantee"]["privacy_unit"] == "user"
     verified(facts, [{"clipping": facts["clipping"] | {"sensitivity": 0.5}}])
+    assert "local batch 1," in report_text(facts)
+    at_zero = facts | {"clipping": facts["clipping"] | {"local_batch": 0, "weight_cap": 0}}
+    text = report_text(at_zero)
+    assert "local batch all records" in text and "weight cap none, equal weights" in text
     # a run that was stopped goes on, and with other local steps it does not
     variant = dataclasses.replace(settings, local_epochs=1)
     with pytest.raises(UsageError, match="local_epochs = 1"):

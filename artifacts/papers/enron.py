@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mfopt.training.data.sources import walk
+from mfopt.training.data.stdlib import walk
 
 _NGRAM = 20  # words
 _HEADER = re.compile(

@@ -324,6 +324,9 @@ def report_text(facts: JsonObject) -> str:
     epsilon = round_up(guarantee["epsilon"])
     delta = round_up(guarantee["delta"])
     multiplier = f"{round_up(facts['noise_multiplier'])} ({facts['noise_multiplier_unit']})"
+    # numbers that stand for another rule at 0, of DP-FedAvg
+    at_zero = {"local_batch": "all records", "weight_cap": "none, equal weights"}
+    clipping = {name: x or at_zero.get(name, x) for name, x in facts["clipping"].items()}
     in_a_step = f"norm {sizes['noise_norm']:.4g} over {facts['parameters']} parameters; largest "
     in_a_step += f"possible signal norm: {sizes['largest_signal_norm']:.4g}"
     rows = [
@@ -333,7 +336,7 @@ def report_text(facts: JsonObject) -> str:
         ("noise multiplier", multiplier),
         ("strategy", described(facts["strategy"])),
         ("sampling", described(facts["sampling"]["scheme"])),
-        ("contribution", described({"kind": "clipped", **facts["clipping"]})),
+        ("contribution", described({"kind": "clipped", **clipping})),
         ("sampled units", f"{facts['sampling']['population']} x {facts['units']['unit']}"),
         ("steps", f"{facts['iterations_covered']} covered"),
         ("noise in a step", in_a_step),

@@ -137,7 +137,8 @@ def _source(paths: tuple[str, ...], arguments: SimpleNamespace, name: str = "dat
         candidates = {sources.format_of(path) for path in paths}
     if len(candidates) != 1 or None in candidates:
         rule = "has no suffix that determines one format"
-        raise _check.reject(name, list(paths), rule, "Give --format.")
+        way_out = "Give --format; of a folder of texts make a file of JSON Lines first."
+        raise _check.reject(name, list(paths), rule, way_out)
     (source,) = candidates
     return source(paths, arguments.user_column, arguments.text_column)
 

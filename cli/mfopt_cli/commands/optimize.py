@@ -220,7 +220,12 @@ def _made(arguments: SimpleNamespace, rates: Schedule | None, workload: Workload
                 reassign_every=arguments.rethrow,
                 workload=workload,
                 schedule=rates,
-                search=Search(arguments.time_scale, arguments.samples, arguments.steps, init),
+                search=Search(
+                    time_scale=arguments.time_scale,
+                    samples=arguments.samples,
+                    steps=arguments.steps,
+                    init=init,
+                ),
                 progress=_with_values(live, arguments.objective),
                 command=mechanisms.typed(),
                 **{name: getattr(arguments, name) for name in names.split()},

@@ -16,7 +16,7 @@ import platform
 import sysconfig
 import textwrap
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +81,16 @@ def docstrings_of(source: str) -> list[str]:
     return [text for text in texts if text]
 
 
-def _modules(folder: Path) -> list[Path]:
-    """The Python files below ``folder``, sorted by path.
+def walk(folder: Path, left_out: Collection[str] = ()) -> list[Path]:
+    """The files below ``folder``, sorted by path.
 
-    Names that begin with a dot and folders of ``_LEFT_OUT`` are passed by, links to folders are
-    not followed.
+    Names that begin with a dot and folders named in ``left_out`` are passed by, links to folders
+    are not followed.
     """
     files = []
     for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name[0] != "." and name not in _LEFT_OUT]
-        files += [Path(place, x) for x in names if x[0] != "." and x.endswith(".py")]
+        folders[:] = [name for name in folders if name[0] != "." and name not in left_out]
+        files += [Path(place, name) for name in names if name[0] != "."]
     return sorted(filter(Path.is_file, files))
 
 
@@ -108,8 +108,9 @@ class StandardLibrary(Source):
         in_public = self.part != "private"
         paths = [
             path
-            for path in _modules(self.folder)
-            if is_public(path.relative_to(self.folder).parts[0]) == in_public
+            for path in walk(self.folder, _LEFT_OUT)
+            if path.suffix == ".py"
+            and is_public(path.relative_to(self.folder).parts[0]) == in_public
         ]
         if not paths:  # a Python whose library is an archive
             raise _check.reject("data", str(self.folder), "has no modules of this part")
