@@ -25,7 +25,7 @@ NODES = {
     "mfopt/experiments": 16_590,
     "mfopt/factorization": 4_420,
     "mfopt/jax": 4_940,
-    "mfopt/noise": 29_555,
+    "mfopt/noise": 29_288,
     "mfopt/optimize": 26_635,
     "mfopt/sampling": 7_838,
     "mfopt/strategies": 15_680,

@@ -136,7 +136,7 @@ def test_the_rows_of_every_device_are_numbered_as_in_the_whole_leaf(
     first, group, ungrouped = packing.grouped(*layout)
     assert first.leaves == (0,) and group.leaves == (1,)
     assert isinstance(ungrouped, packing.SingleLeaf)  # of which a device has runs of one
-    assert group.packing.divisor == width
+    assert group.divisor == width
     whole, recorded = np.arange(math.prod(shape)).reshape(shape), set()
     for spot in np.ndindex(2, 4):
         position = dict(zip("xy", spot, strict=True))
@@ -146,7 +146,7 @@ def test_the_rows_of_every_device_are_numbered_as_in_the_whole_leaf(
             return np.ravel_multi_index([at[n] for n in names], [mesh.shape[n] for n in names])
 
         monkeypatch.setattr(jax.lax, "axis_index", index)
-        (block,) = group.packing.unpacked(group.packing.words(group.begin()))
+        (block,) = group.parts(group.words(group.begin()))
         specs = (*spec, *[None] * (len(shape) - len(spec)))
         part = whole[
             tuple(

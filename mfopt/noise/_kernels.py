@@ -39,11 +39,6 @@ def host_options() -> dict[str, int]:
     return _WIDE if _quick.are_known(_WIDE) else {}
 
 
-def buffer_shape(recursion: Recursion, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Shape of the buffer for a parameter of ``shape``; None where the recursion keeps none."""
-    return (recursion.slots, *shape) if recursion.slots else None
-
-
 def advance(
     recursion: Recursion,
     coefficients: tuple[Array, ...],
@@ -55,7 +50,7 @@ def advance(
     """(noise of step, new buffer), from the ``coefficients`` of ``recursion.coefficients(step)``.
 
     ``draw`` gives white noise of any step <= ``step``, of the type ``dtype`` in which the noise is
-    computed; ``buffer`` is of :func:`buffer_shape`, or None.
+    computed; ``buffer`` is of shape (slots, *that of a draw), or None without slots.
     """
     if isinstance(recursion, Ring):
         return _ring(recursion, coefficients[0], draw, step, buffer, dtype)

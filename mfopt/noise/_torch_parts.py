@@ -6,8 +6,10 @@ CPU coefficients are put there once, and a step copies nothing from the host.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -68,7 +70,7 @@ class _OnCPU:
         self._scratch = noise  # nobody else has it: the next step may write into it
 
     def _advance(self, key: np.ndarray, step: int, scratch: Buffer) -> jax.Array:
-        with jax.default_device(_cpu()), _float64.scope(self.stream.dtype == np.float64):
+        with _on_cpu(self.stream.dtype):
             noise, self._buffer = self.stream.step_packed(
                 key,
                 self._buffer,
@@ -81,7 +83,7 @@ class _OnCPU:
 
     def _scratch_memory(self) -> jax.Array:
         if self._scratch is None:
-            with jax.default_device(_cpu()), _float64.scope(self.stream.dtype == np.float64):
+            with _on_cpu(self.stream.dtype):
                 return jax.numpy.zeros(self.packing.shape, self.stream.dtype)
         scratch, self._scratch = self._scratch, None
         return scratch
@@ -99,7 +101,7 @@ class _OnCPU:
     def load(self, buffers: list[torch.Tensor]) -> None:
         """Resume from the result of :meth:`buffers`; from 0 if empty."""
         slots, dtype = self.stream.recursion.slots, self.stream.buffer_dtype
-        with jax.default_device(_cpu()), _float64.scope(dtype == np.float64):
+        with _on_cpu(dtype):
             if not slots:
                 self._buffer = None
             elif buffers:
@@ -259,5 +261,8 @@ def _row(table: torch.Tensor, step: int) -> torch.Tensor:
     return table[0] if len(table) == 1 else table[step]
 
 
-def _cpu() -> jax.Device:
-    return jax.devices("cpu")[0]
+@contextlib.contextmanager
+def _on_cpu(dtype: np.dtype) -> Iterator[None]:
+    """JAX on the CPU inside, in float64 where ``dtype`` is."""
+    with jax.default_device(jax.devices("cpu")[0]), _float64.scope(dtype == np.float64):
+        yield

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
 
 import jax
 import numpy as np
 
 from mfopt._runtime import _check, _sizes
-from mfopt.noise.recursions import Recursion, Rows
+from mfopt.noise.recursions import Rows
 from mfopt.noise.state import NoiseState
 from mfopt.noise.stream import NoiseStream
 
@@ -86,9 +85,12 @@ def measure(stream: NoiseStream, parameters: int, *, repeats: int = 5) -> Cost:
             times.append(time.perf_counter() - started)
         return float(np.median(times))
 
-    first_seconds, last_seconds, run_seconds, extrapolated = _whole_run(
-        stream.recursion, stream.iterations, seconds_at
-    )
+    first_seconds, recursion = seconds_at(0), stream.recursion
+    lags, probe = np.arange(stream.iterations), 0
+    seconds = np.full(len(lags), first_seconds)
+    if isinstance(recursion, Rows) and (probe := min(_PROBE, len(lags) - 1)):
+        per_draw = max(0.0, seconds_at(probe) - first_seconds) / probe
+        seconds += per_draw * np.minimum(lags, recursion.window - 1)
     return Cost(
         parameters=parameters,
         device=jax.devices()[0].device_kind,
@@ -96,24 +98,10 @@ def measure(stream: NoiseStream, parameters: int, *, repeats: int = 5) -> Cost:
         peak_bytes=int(peak),
         compile_seconds=max(0.0, compile_seconds - first_seconds),
         first_seconds=first_seconds,
-        last_seconds=last_seconds,
-        run_seconds=run_seconds,
-        extrapolated=extrapolated,
+        last_seconds=float(seconds[-1]),
+        run_seconds=float(seconds.sum()),
+        extrapolated=0 < probe < len(lags) - 1,
     )
-
-
-def _whole_run(
-    recursion: Recursion, iterations: int, seconds_at: Callable[[int], float]
-) -> tuple[float, float, float, bool]:
-    """(first, last, all steps, extrapolated) in seconds."""
-    first_seconds = seconds_at(0)
-    probe = min(_PROBE, iterations - 1)
-    if not isinstance(recursion, Rows) or probe == 0:
-        return first_seconds, first_seconds, first_seconds * iterations, False
-    per_draw = max(0.0, seconds_at(probe) - first_seconds) / probe
-    lags = np.minimum(np.arange(iterations), recursion.window - 1)
-    times = first_seconds + per_draw * lags
-    return first_seconds, float(times[-1]), float(np.sum(times)), iterations - 1 > probe
 
 
 def refuse_too_large(stream: NoiseStream, parameters: int) -> None:

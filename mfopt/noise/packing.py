@@ -77,7 +77,7 @@ class Packing:
 
         ``offset``: elements of each leaf that lie in front of what is packed of it.
         """
-        rows_before = np.arange(self.shape[0]) - self.starts[self.owners]
+        rows_before = np.arange(self.starts[-1]) - self.starts[self.owners]
         begin = np.broadcast_to(np.asarray(offset, np.int64), len(self.leaves))[self.owners]
         return (begin + rows_before * self.width).astype(np.uint32)
 
@@ -87,7 +87,8 @@ class Packing:
         ``row_starts``: that of the first element of each row, (rows,); None: as in whole leaves.
         """
         row_starts = self.row_starts() if row_starts is None else row_starts
-        return row_starts[:, None] + jax.lax.broadcasted_iota(jnp.uint32, self.shape, 1)
+        shape = len(row_starts), self.width
+        return row_starts[:, None] + jax.lax.broadcasted_iota(jnp.uint32, shape, 1)
 
     def draw(
         self, key: Array, step: Step, dtype: np.dtype, row_starts: Array | None = None
@@ -99,13 +100,11 @@ class Packing:
           dtype, row_starts: float32 or float64; and of :meth:`words`.
         """
         subkeys, offset = _draws.seeds(key, step, np.array(self.leaves))
-        if not np.all(np.diff(self.starts) == 1):  # not a row each
-            subkeys, offset = subkeys[:, self.owners], offset[self.owners]
         return _draws.normal(
-            subkeys[:, :, None],
+            subkeys[:, self.owners, None],
             self.words(row_starts),
             jnp.zeros((), jnp.uint32),
-            offset[:, None],
+            offset[self.owners, None],
             dtype=np.dtype(dtype),
         )
 
@@ -119,32 +118,26 @@ class Packing:
             for start, size, shape in zip(begins, self.sizes, self.shapes, strict=False)
         ]
 
-    def packed(self, leaves: list[np.ndarray]) -> np.ndarray:
+    def packed(self, leaves: list[np.ndarray]) -> Array:
         """The inverse of :meth:`unpacked`, filled up with 0; on the host."""
         leading = leaves[0].shape[: leaves[0].ndim - len(self.shapes[0])]
-        matrix = np.zeros((*leading, *self.shape), leaves[0].dtype)
+        matrix = np.zeros((*leading, self.starts[-1], self.width), leaves[0].dtype)
         flat = matrix.reshape(*leading, -1)
         for start, size, leaf in zip(self.starts * self.width, self.sizes, leaves, strict=False):
             flat[..., start : start + size] = leaf.reshape(*leading, size)
         return matrix
 
 
-@dataclasses.dataclass(frozen=True)
-class LeafGroup:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LeafGroup(Packing):
     """Leaves that are streamed as one array: on one device, or spread over one mesh.
 
-    ``packing`` is of the part of each leaf that a device has, ``whole`` are the shapes of the whole
+    ``shapes`` are those of the part of each leaf that a device has, ``whole`` those of the whole
     leaves; their ``shardings`` are all None on one device.
     """
 
-    packing: Packing
     whole: tuple[tuple[int, ...], ...]
     shardings: tuple[NamedSharding | None, ...]
-
-    @property
-    def leaves(self) -> tuple[int, ...]:
-        """Numbers of the leaves in the pytree."""
-        return self.packing.leaves
 
     @property
     def sharding(self) -> NamedSharding | None:
@@ -157,7 +150,7 @@ class LeafGroup:
     @property
     def shape(self) -> tuple[int, int]:
         """(rows of all devices, width)."""
-        rows, width = self.packing.shape
+        rows, width = super().shape
         return rows * (self.sharding.mesh.size if self.sharding else 1), width
 
     def begin(self) -> Array | None:
@@ -165,12 +158,12 @@ class LeafGroup:
         if self.sharding is None:
             return None
         inside, block_starts = [], []
-        counts = np.diff(self.packing.starts)
+        counts = np.diff(self.starts)
         for whole, block, sharding, rows in zip(
-            self.whole, self.packing.shapes, self.shardings, counts, strict=True
+            self.whole, self.shapes, self.shardings, counts, strict=True
         ):
             strides = np.array([math.prod(whole[axis + 1 :]) for axis in range(len(whole))])
-            starts = np.arange(rows) * self.packing.width
+            starts = np.arange(rows) * self.width
             places = np.unravel_index(starts, block) if block and rows else ()
             inside.append(np.tensordot(strides, places, 1) if len(places) else starts)
             begin = [jnp.asarray(x).astype(jnp.uint32) for x in offsets(sharding, block)]
@@ -179,37 +172,34 @@ class LeafGroup:
                 sum((x * stride for x, stride in weighted), jnp.zeros((), jnp.uint32))
             )
         numbers = np.concatenate(inside).astype(np.uint32)
-        return numbers + jnp.stack(block_starts)[self.packing.owners]
+        return numbers + jnp.stack(block_starts)[self.owners]
 
     def elements(self, begin: PyTree) -> tuple[Array, Array, jax.Array]:
         """(leaf, low word, high word) of each element that this device has, from its ``begin``."""
-        owners = np.array(self.leaves)[self.packing.owners][:, None]
-        return owners, self.packing.words(begin), jnp.zeros((), jnp.uint32)
+        owners = np.array(self.leaves)[self.owners][:, None]
+        return owners, self.words(begin), jnp.zeros((), jnp.uint32)
 
-    def draw(self, key: Array, step: Step, dtype: np.dtype, begin: Array | None) -> jax.Array:
-        return self.packing.draw(key, step, dtype, begin)
-
-    def parts(self, noise: jax.Array) -> list[jax.Array]:
+    def parts(self, noise: Any) -> list[Any]:
         """The part of each leaf that this device has."""
-        return self.packing.unpacked(noise)
+        return super().unpacked(noise)
 
-    def unpacked(self, packed: Array) -> Sequence[Array]:
+    def unpacked(self, packed: Any) -> list[Any]:
         """Whole leaves of an array (..., *shape); on the host where they are spread."""
         if self.sharding is None:
-            return self.packing.unpacked(packed)
+            return super().unpacked(packed)
         leaves = [np.zeros((*packed.shape[:-2], *whole), packed.dtype) for whole in self.whole]
         devices = np.split(np.asarray(packed), self.sharding.mesh.size, axis=-2)
         for part, places in zip(devices, self._places(), strict=True):
-            for leaf, block, index in zip(leaves, self.packing.unpacked(part), places, strict=True):
+            for leaf, block, index in zip(leaves, self.parts(part), places, strict=True):
                 leaf[index] = block
         return leaves
 
     def packed(self, leaves: list[np.ndarray]) -> jax.Array:
         """The inverse of :meth:`unpacked`, laid out over the devices."""
         if self.sharding is None:
-            return jnp.asarray(self.packing.packed(leaves))
+            return jnp.asarray(super().packed(leaves))
         parts = [
-            self.packing.packed([leaf[index] for leaf, index in zip(leaves, places, strict=True)])
+            super().packed([leaf[index] for leaf, index in zip(leaves, places, strict=True)])
             for places in self._places()
         ]
         return jax.device_put(np.concatenate(parts, axis=-2), buffer_sharding(self.sharding))
@@ -290,7 +280,7 @@ def grouped(
         layouts = tuple(shardings[i] for i in leaves)
         whole = tuple(shapes[i] for i in leaves)
         blocks = tuple(s.shard_shape(x) if s else x for x, s in zip(whole, layouts, strict=True))
-        groups.append(LeafGroup(Packing(tuple(leaves), blocks, width), whole, layouts))
+        groups.append(LeafGroup(tuple(leaves), blocks, width, whole=whole, shardings=layouts))
     together = {i for group in groups for i in group.leaves}
     single = (i for i in range(len(shapes)) if i not in together)
     return *groups, *(SingleLeaf(i, shapes[i], shardings[i]) for i in single)

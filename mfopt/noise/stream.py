@@ -459,11 +459,11 @@ class NoiseStream:
         self, shapes: tuple[tuple[int, ...], ...]
     ) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """(shape, type) of every buffer of parameters of these shapes, by its name in a file."""
-        full = (_kernels.buffer_shape(self.recursion, shape) for shape in shapes)
+        slots = self.recursion.slots
         return {
-            f"buffer/{i}": (shape, self.buffer_dtype)
-            for i, shape in enumerate(full)
-            if shape is not None
+            f"buffer/{i}": ((slots, *shape), self.buffer_dtype)
+            for i, shape in enumerate(shapes)
+            if slots
         }
 
     def buffers_by_leaf(self, state: NoiseState) -> dict[int, Array]:
@@ -546,38 +546,30 @@ class NoiseStream:
             np.asarray(c, self.dtype) for c in self.recursion.coefficients(int(step))
         )
         shared = _Step(key, step, np.asarray(self.stddev, self.dtype), coefficients)
-        return self._packed_jitted(shared, buffer, scratch, row_starts, packing=packing)
+        return self._packed_jitted(packing, row_starts, shared, buffer, scratch)
 
     @functools.cached_property
     def _packed_jitted(self) -> Callable[..., tuple[jax.Array, Buffer]]:
         return jax.jit(  # late, as _advance_jitted
-            self._packed_into,
-            static_argnames="packing",
+            self._noise_of,
+            static_argnames="block",
             donate_argnames=("buffer", "scratch"),
             keep_unused=True,  # scratch: its memory is what is wanted of it
             compiler_options=_kernels.host_options(),
         )
 
-    def _packed_into(
-        self,
-        step: _Step,
-        buffer: Buffer,
-        scratch: Array | None,
-        row_starts: Array | None,
-        *,
-        packing: Packing,
-    ) -> tuple[jax.Array, Buffer]:
-        """:meth:`step_packed`, traced; ``scratch`` is donated, and becomes the noise's memory."""
-        return self._noise_of(packing, row_starts, step, buffer)
-
     def _noise_of(
         self,
-        block: LeafGroup | SingleLeaf | Packing,
+        block: Packing | SingleLeaf,
         begin: PyTree,
         step: _Step,
         buffer: Buffer,
+        scratch: Array | None = None,
     ) -> tuple[jax.Array, Buffer]:
-        """(noise, new buffer) of what lies together; traced."""
+        """(noise, new buffer) of what lies together; traced.
+
+        ``scratch``: as of :meth:`step_packed`.
+        """
         dtype = self.dtype
 
         def draw(which: Step) -> jax.Array:
@@ -618,11 +610,10 @@ class NoiseStream:
         return tuple(secure.release(total, part, width) for total, part in pairs), kept
 
     def _zeros(self, block: LeafGroup | SingleLeaf) -> Buffer:
-        full = _kernels.buffer_shape(self.recursion, block.shape)
-        if full is None:
+        if not (slots := self.recursion.slots):
             return None
         layout = block.sharding and buffer_sharding(block.sharding)
-        return jnp.zeros(full, self.buffer_dtype, device=layout)
+        return jnp.zeros((slots, *block.shape), self.buffer_dtype, device=layout)
 
 
 def from_factorization(
