@@ -461,6 +461,18 @@ def test_a_loss_that_mixes_examples_is_refused_by_other_ways_to_differentiate():
         torch.autograd.backward(functional.softplus(scores[:, None] - scores[None]).mean())
 
 
+def test_rows_that_are_given_by_keywords_are_those_of_their_units():
+    from mfopt.torch.rows import UnitRows
+
+    rows = UnitRows.of(torch.eye(4), range(4), is_probed=True)
+    chosen = torch.index_select(input=rows, dim=0, index=torch.tensor([2, 0]))
+    parts = chosen, *torch.split(tensor=rows, split_size_or_sections=3)
+    assert [x.units for x in parts] == [(2, 0), (0, 1, 2), (3,)]
+    sums = torch.zeros(4)
+    torch.sum(input=rows, dim=0, out=sums)
+    assert UnitRows.fault_of(sums) == "sum"
+
+
 def test_a_loss_of_an_output_among_numbers_is_seen():
     loop = LikeOpacus(run_tests.labelled())
     with pytest.raises(UsageError, match="mixes examples by"):
@@ -501,6 +513,7 @@ REDUCED = {  # loss of scores and labels -> what it is; None where it depends on
     "a sum over the batch": (lambda s, y: added(s, y) / max(1, len(y)), "mean"),
     "a sum over a tensor": (lambda s, y: added(s, y) / torch.tensor(len(y)).clamp(1), "mean"),
     "its inverse": (lambda s, y: added(s, y) * (1 / max(1, len(y))), "mean"),
+    "by keywords": (lambda s, y: torch.div(input=added(s, y), other=max(1, len(y))), "mean"),
     "over all entries": (lambda s, y: s.square().sum() / max(1, s.numel()), "mean"),
     "two means": (lambda s, y: crossed(s, y) + s.square().mean(), "mean"),
     "weights by label": (lambda s, y: crossed(s, y, weight=torch.tensor([1.0, 2.0, 4.0])), None),

@@ -63,11 +63,12 @@ class PrivateTrainer(Trainer):
         key_folder: str | os.PathLike[str] = KEY_FOLDER,
         **named: Any,
     ) -> None:
+        settings = [*arguments[1:], named.get("args")][0]
+        for name, (usual, rule, way_out) in _REFUSED.items():
+            if (value := getattr(settings, name, usual)) != usual:
+                raise _check.reject(f"args.{name}", value, rule, way_out)
         super().__init__(*arguments, **named)
         args = self.args
-        for name, (usual, rule, way_out) in _REFUSED.items():
-            if (value := getattr(args, name, usual)) != usual:
-                raise _check.reject(f"args.{name}", value, rule, way_out)
         self.run = PrivateRun(
             factorization,
             population_of(self.train_dataset),

@@ -102,6 +102,8 @@ class UnitRows(torch.Tensor):
             rule = "is computed from rows of a private batch, and nothing clips it or adds noise"
             way_out = "Call run.backward; for gradients of inputs, torch.autograd.grad(loss, x)."
             raise _check.reject("gradient", "of parameters", rule, way_out)
+        if name in _SELECTIONS and not args:
+            args = (kwargs.pop("tensor" if name == "split" else "input"),)
         result = super().__torch_function__(  # type: ignore[no-untyped-call]
             function, kinds, args, kwargs
         )
@@ -112,7 +114,8 @@ class UnitRows(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if results := [x for x in changed if isinstance(x, UnitRows)]:
                 _name_units(name, functools.partial(function, *args, **kwargs), results)
-            if is_set or name.endswith("_") != name.endswith("__"):  # written in place
+            is_in_place = is_set or name.endswith("_") != name.endswith("__")
+            if is_in_place or kwargs.get("out") is not None:
                 for x in changed:
                     if getattr(x, "units", None) is None:
                         x.untyped_storage().fault = name
@@ -234,7 +237,7 @@ def _name_units(name: str, operation: _Operation, results: list[UnitRows]) -> No
         if units and each[0] is None and len(units) > 1 and not fault:
             kinds = _kinds(operation, len(units))
             reduction = reduction._replace(kinds=kinds, units=len(set(units)))
-        elif reduction.units and (times := _multiple(name, args, reduction.units)):
+        elif reduction.units and (times := _multiple(name, operation, reduction.units)):
             reduction = reduction._replace(kinds=frozenset([times]))
         for x in results:
             x.reduction, x.fault = reduction, name if "mixed" in reduction.kinds else x.fault
@@ -249,10 +252,11 @@ def _refuse_mixed(fault: str, _: torch.Tensor) -> None:
     raise _check.reject("loss", "not a mean over examples", rule, way_out)
 
 
-def _multiple(name: str, args: Any, count: int) -> int:
+def _multiple(name: str, operation: _Operation, count: int) -> int:
     """The multiple of ``count`` that an operation divides by; 0 if it does not."""
     with contextlib.suppress(*_NOT_TAKEN, ArithmeticError):
-        number = float(torch.as_tensor(args[1]).detach())
+        divisor = [*operation.args[1:], operation.keywords.get("other")][0]
+        number = float(torch.as_tensor(divisor).detach())
         times = (1 / number if "mul" in name else number) / count
         is_division = "mul" in name or ("div" in name and not name.startswith("__r"))
         if is_division and abs(times - round(times)) * count < _TOLERANCE:
@@ -375,6 +379,7 @@ def _again(
 
     with seeded(), torch.enable_grad():
         args, kwargs = pytree.tree_map(changed, (operation.args, operation.keywords))
+        kwargs.pop("out", None)  # which autograd does not take
         made = operation.func(*args, **kwargs)
         results = [x for x in pytree.tree_leaves(made) if isinstance(x, torch.Tensor)]
         smooth = [(x * torch.randn_like(x)).sum() for x in results if x.requires_grad]
