@@ -277,23 +277,23 @@ def test_a_run_begins_in_one_library_and_ends_in_the_other(tmp_path, kind):
 
 @pytest.mark.parametrize(("size", "step"), [(126, 0), (126, 7), (5000, 1)])
 def test_a_release_is_known_by_norms_and_by_a_part_of_each_sum(size, step):
-    from mfopt.noise.for_torch import release_fingerprint
+    from mfopt.noise.for_torch import release_content
 
     norms, sums = [torch.rand(8)], [torch.randn(2, size // 2), torch.randn(())]
-    usual, unseen = release_fingerprint(norms, sums, step), 0
-    assert release_fingerprint([norms[0] * 1.001], sums, step) != usual
+    usual, unseen = release_content(norms, sums, step), 0
+    assert release_content([norms[0] * 1.001], sums, step) != usual
     for place in range(0, size, 7):
         changed = [sums[0].clone(), sums[1]]
         changed[0].view(-1)[place] += 1e-6
-        unseen += release_fingerprint(norms, changed, step) == usual
+        unseen += release_content(norms, changed, step) == usual
     assert unseen == (0 if size == 126 else 706)  # of 715
     last = [sums[0].clone(), sums[1]]
     last[0].view(-1)[-79:] += 1e-6
-    assert release_fingerprint(norms, last, step) != usual
+    assert release_content(norms, last, step) != usual
     columns = sums[0].clone()
     columns[:, : size // 20] *= -1.0
-    assert release_fingerprint(norms, [columns, sums[1]], step) != usual
-    assert release_fingerprint(norms, [sums[0], sums[1] + 1], step) != usual
+    assert release_content(norms, [columns, sums[1]], step) != usual
+    assert release_content(norms, [sums[0], sums[1] + 1], step) != usual
 
 
 @pytest.mark.parametrize(
@@ -301,11 +301,11 @@ def test_a_release_is_known_by_norms_and_by_a_part_of_each_sum(size, step):
 )
 def test_where_norms_tell_little_all_sums_are_read(norms):
     """Of counts: the same number of examples in other places, of whole rows of 2048 numbers too."""
-    from mfopt.noise.for_torch import release_fingerprint
+    from mfopt.noise.for_torch import release_content
 
     def digest(places):
         counts = torch.zeros(9000).index_add(0, torch.tensor(places), torch.ones(2))
-        return release_fingerprint([torch.tensor(norms)], [counts.view(-1, 1)], 0)
+        return release_content([torch.tensor(norms)], [counts.view(-1, 1)], 0)
 
     others = [5000, 5002], [2952, 5001], [5000, 7049], [5001, 5000]
     assert [digest(places) == digest([5000, 5001]) for places in others] == [False] * 3 + [True]

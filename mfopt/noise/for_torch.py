@@ -134,14 +134,14 @@ class TorchNoise:
           UsageError: the step was released already, for another sum.
         """
         noise: dict[int, torch.Tensor] = {}
-        with self._one_step(secrets.token_hex(16)):  # the sums are not known: it equals no other
+        with self._one_step(secrets.token_bytes(16)):  # the sums are not known: it equals no other
             for part in self._parts:
                 tensors = part.next(self._key, self.step)
                 noise.update(zip(part.leaves, tensors, strict=True))
         return [noise[i] for i in range(len(self._shapes))]
 
     @torch.no_grad()
-    def add_to(self, sums: Iterable[torch.Tensor], digest: str = "") -> None:
+    def add_to(self, sums: Iterable[torch.Tensor], content: bytes = b"") -> None:
         """Add the noise of this step to ``sums``, in place, and advance by one step.
 
         As :meth:`next` and adding what it gives, in less time: the noise needs no fresh memory.
@@ -150,7 +150,7 @@ class TorchNoise:
         Args:
           sums: of clipped gradients, one for each parameter, with its shape and on its device;
             float32 or wider, also where the parameters are not.
-          digest: that the ledger notes; :func:`fingerprint` of the sums if left out.
+          content: of which the ledger notes a hash; :func:`fingerprint` of the sums if left out.
 
         Raises: as :meth:`next`, and
           UsageError: other tensors; nothing changes then.
@@ -171,23 +171,23 @@ class TorchNoise:
         if self.part[1] > 1:
             spans = zip(sums, self._spans, strict=True)
             shares = [total.view(-1)[start:stop] for total, (start, stop) in spans]
-        if self.ledger is not None and not digest:
-            digest = fingerprint(sums)
-        with self._one_step(digest):
+        if self.ledger is not None and not content:
+            content = fingerprint(sums).encode()
+        with self._one_step(content):
             for part in self._parts:
                 part.add_to([shares[i] for i in part.leaves], self._key, self.step)
 
     @contextlib.contextmanager
-    def _one_step(self, digest: str) -> Iterator[None]:
+    def _one_step(self, content: bytes) -> Iterator[None]:
         """Guard of a step: after half an update the buffers would give noise other than C⁻¹z.
 
-        ``digest``: of the sums that the noise is for.
+        ``content``: by which the ledger knows the sums that the noise is for.
         """
         self.stream.refuse_past_end(self.step)
         self._refuse_broken()
         if self.ledger is not None:  # the same sum with other draws is another release
-            release = "\n".join([*map(str, self._draws), digest])
-            self.ledger.release(self.step, release.encode())
+            draws = "\n".join(map(str, self._draws))
+            self.ledger.release(self.step, b"%b\n%b" % (draws.encode(), content))
         self._sound = False
         yield
         self.step += 1
@@ -297,7 +297,7 @@ class SilentNoise:
     def __init__(self, stream: NoiseStream) -> None:
         self.stream, self.step = stream, 0
 
-    def add_to(self, sums: Iterable[torch.Tensor], digest: str = "") -> None:
+    def add_to(self, sums: Iterable[torch.Tensor], content: bytes = b"") -> None:
         """Advance by one step; raises as :meth:`TorchNoise.add_to` past the last one."""
         self.stream.refuse_past_end(self.step)
         self.step += 1
@@ -363,10 +363,10 @@ def fingerprint(tensors: Iterable[torch.Tensor]) -> str:
     return digest.hexdigest()[:32]
 
 
-def release_fingerprint(
+def release_content(
     norms: Iterable[torch.Tensor], sums: Iterable[torch.Tensor], step: int
-) -> str:
-    """Digits that tell clipped sums apart, without reading all of them.
+) -> bytes:
+    """Numbers that tell clipped sums apart, without reading all of them.
 
     It is to tell two sums that one step would be released with, of which one follows from another
     model, rate, loss, dropout or other data: their difference, without noise, would show the data.
@@ -379,14 +379,15 @@ def release_fingerprint(
       sums: of the clipped gradients, one for each parameter, contiguous.
       step: that they are of.
     """
-    numbers = [x for norm in norms for x in norm.tolist()]
+    # NumPy makes lists and slices sooner
+    numbers = [x for norm in norms for x in norm.numpy(force=True).tolist()]
     if len({*numbers}) < max(len(numbers), _SPREAD) or not sum(numbers) < math.inf:
-        return fingerprint(sums)
+        return fingerprint(sums).encode()
     for total in sums:
         apart = total.numel() // _PART | 1  # odd: in a matrix, of all columns
-        flat = (total.numpy() if total.is_cpu else total).ravel()  # NumPy takes slices sooner
+        flat = (total.numpy() if total.is_cpu else total).ravel()
         numbers += flat[step % apart :: apart].tolist()
-    return array.array("d", numbers).tobytes().hex()
+    return array.array("d", numbers).tobytes()
 
 
 def _listed(name: str, tensors: object) -> list[torch.Tensor]:

@@ -24,7 +24,7 @@ from mfopt.noise.for_torch import (
     SilentNoise,
     TorchNoise,
     refuse_narrow,
-    release_fingerprint,
+    release_content,
     split_state,
 )
 from mfopt.noise.ledger import KEY_FOLDER
@@ -470,10 +470,10 @@ class PrivateRun:
             rule = f"are in the sum, and {drawn} were drawn for the step"
             way_out = "Call run.backward, or loss.backward(), for all; no zero_grad() between."
             raise _check.reject("units", len(self.units), rule, way_out)
-        digests = [release_fingerprint(self.norms, sums, noise.step)] * self.ranks
+        contents = [release_content(self.norms, sums, noise.step)] * self.ranks
         if self.ranks > 1:  # the ledger is the first one's
-            torch.distributed.all_gather_object(digests, digests[0])
-        noise.add_to(sums, "".join(digests))
+            torch.distributed.all_gather_object(contents, contents[0])
+        noise.add_to(sums, b"".join(contents))
 
     def _restore(self, contents: Contents, saved: UnitSampler) -> None:
         """Resume a run: its batches, its noise, its step.
