@@ -86,7 +86,7 @@ class _Numbered(data.Dataset[Any]):
 class Collator:
     """``collate``, with the unit of each row of the tensors that it makes.
 
-    Of two batches and then one in two hundred of a loader, some records are collated again, with
+    Of two batches and then one in 250 of a loader, some records are collated again, with
     one in place of another: no other row may change.
 
     Args:

@@ -1,6 +1,6 @@
 """A black-box probe of sensitivity: what a private pass keeps, and what moves a contribution.
 
-Probed are a run's first two batches and about one in two hundred later ones, drawn by the run's
+Probed are a run's first two batches and about one in 250 later ones, drawn by the run's
 secret. The state of model and loss after the pass must be that before it, and an example's
 contribution must depend neither on its companions nor on earlier batches.
 """
@@ -23,7 +23,7 @@ from mfopt._runtime import _check
 from mfopt.noise.for_torch import fingerprint
 from mfopt.torch import checks
 
-RATE = 200  # steps of which one is probed, on average
+RATE = 250  # steps of which one is probed, on average
 _TOLERANCE = 1e-3  # of the clip norm, or of an output: what rounding may change
 _VALUES = (int, float, complex, str, bytes, bytearray, np.generic, torch.dtype, torch.device)
 _OUTSIDE = (type, types.ModuleType, data.Dataset, data.DataLoader)

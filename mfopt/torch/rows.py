@@ -2,7 +2,7 @@
 
 An operation that selects rows selects their units. Others keep them if the result has as many rows,
 and give a sum over units if it has another number. Units and sums together, or rows of other units,
-are mixed: such a tensor is no batch, and no loss. Of two batches and then one in two hundred, every
+are mixed: such a tensor is no batch, and no loss. Of two batches and then one in 250, every
 operation is computed again with another last row, which may change neither the other rows nor, of a
 sum, their gradients; and a sum without its last row, which shows whether it is a sum or a mean.
 """
