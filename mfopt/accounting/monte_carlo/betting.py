@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+ROUNDING = 1e-9  # relative slack for float64 rounding in sums of logarithms and exponentials
 COARSE = 2.0**-46  # absolute, on [0, 1]: uniforms have 52 bits, so tails end 8 σ out
 BETS = tuple(2.0 ** (-j / 2) for j in range(33))  # 1 .. 1.5e-5; the best of them is near the best
 

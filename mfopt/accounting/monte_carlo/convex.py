@@ -37,7 +37,7 @@ import numpy as np
 import scipy
 
 from mfopt.accounting import solve
-from mfopt.accounting.monte_carlo.betting import COARSE
+from mfopt.accounting.monte_carlo.betting import COARSE, ROUNDING
 
 STEP, LEVELS = 0.25, 32  # of log f, from log B downwards: what shares are counted of
 _BLUR = 1e-6  # of log f: more than its rounding, with what payoffs are rounded up by
@@ -76,7 +76,7 @@ class Cut(NamedTuple):
         tau = 1 / fall
         raised = tau * at_cut + tau**2 / 2 + scipy.special.log_ndtr(at_cut + tau)
         # upwards by more than the rounding of a difference
-        return float(math.exp(min(raised, 700.0)) * (1 + 1e-9) - scipy.special.ndtr(at_cut))
+        return float(math.exp(min(raised, 700.0)) * (1 + ROUNDING) - scipy.special.ndtr(at_cut))
 
     def placed(self, shares: np.ndarray, drawn: int, samples: int, beta: float) -> Cut:
         """The same with the levels that should show least above it.

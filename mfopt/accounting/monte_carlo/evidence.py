@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt.accounting.monte_carlo import betting, clusters, convex
-from mfopt.accounting.monte_carlo.betting import COARSE
+from mfopt.accounting.monte_carlo.betting import COARSE, ROUNDING
 from mfopt.accounting.monte_carlo.dominating_pair import log_hinge
 from mfopt.strategies.fields import Array
 
@@ -24,8 +24,7 @@ MAX_ORDER = 256  # of a chain
 # whole orders
 _MOST = {"chain": MAX_ORDER, "powers": MAX_ORDER, "clusters": clusters.MOST - 1}
 _GROWTH = 1.15  # from one order to the next that is tried
-ROUNDING = 1e-9  # relative slack for float64 rounding in sums of logarithms and exponentials
-_BELOW = 1e-8  # the same from below, with what payoffs are rounded up by
+_BELOW = 1e-8  # relative slack from below: rounding, with what payoffs are rounded up by
 _TAIL = 1 / 32  # of β, that the shares are wrong with which what is cut off is bounded by
 _ABOVE = 1e-6  # a value of f/B this far above 1 is no rounding: the ceiling does not hold
 

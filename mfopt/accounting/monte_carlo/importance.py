@@ -74,7 +74,8 @@ from mfopt._runtime._float64 import wide
 from mfopt._runtime._types import PyTree
 from mfopt.accounting import solve
 from mfopt.accounting.monte_carlo import chunked, convex
-from mfopt.accounting.monte_carlo.evidence import ROUNDING, Point, Sums, Tilt, sums
+from mfopt.accounting.monte_carlo.betting import ROUNDING
+from mfopt.accounting.monte_carlo.evidence import Point, Sums, Tilt, sums
 from mfopt.accounting.monte_carlo.hockey import GaussianPayoff
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, Drawn, Likelihood
 
