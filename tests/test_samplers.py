@@ -12,7 +12,6 @@ from mfopt.accounting import sensitivity
 from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins, FixedBatch, FixedOrder, Owners, UnitSampler, Users
 from mfopt.strategies import Identity
-from mfopt.training.batching import Sampler
 
 EXECUTABLE = {k: v for k, v in EXAMPLES.items() if v[0].executable}
 
@@ -28,7 +27,6 @@ def test_every_way_to_the_batches_gives_the_draws_of_the_scheme(kind):
     sampler = UnitSampler(scheme, population, seed=4)
     drawn = [scheme.sample(t, population, 4) for t in range(scheme.length)]
     parts = [sampler.part(rank, 3) for rank in range(3)]
-    trainer = Sampler(scheme, population, 4, microbatch=4)
     parsed = pickle.loads(pickle.dumps(sampler))
     ways = {
         "indexed": [sampler[t] for t in range(len(sampler))],
@@ -36,7 +34,6 @@ def test_every_way_to_the_batches_gives_the_draws_of_the_scheme(kind):
         "resumed": [*(sampler[t] for t in (0, 1)), *parsed.steps(2)],
         "padded": [units[mask] for units, mask in sampler.padded(4)],
         "parts": [np.sort(np.concatenate([p[t] for p in parts])) for t in range(len(sampler))],
-        "trainer": [(u := trainer.batch(t))[u >= 0] for t in range(scheme.length)],
         "state": list(UnitSampler.from_state(sampler.state_dict())),
     }
     for variant, batches in ways.items():

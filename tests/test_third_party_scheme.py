@@ -21,7 +21,6 @@ from mfopt.noise import NoiseStream, from_factorization
 from mfopt.strategies import BLT, Identity, SquareRoot
 from mfopt.testing import check_accountant, check_scheme
 from mfopt.training import attack, privacy
-from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping
 from mfopt.training.config import TrainConfig
 from mfopt.training.loop import Execution, Trainer
@@ -122,9 +121,9 @@ def test_what_no_accountant_supports_is_not_saved(saved):
 def execution(saved, scheme=SCHEME):
     store = synthetic_store(num_users=40, vocab_size=16)
     units = UserUnits(store, records=2, length=8)
-    sampler = Sampler(scheme, units.population, 5, microbatch=4)
+    sampler = sampling.UnitSampler(scheme, units.population, 5)
     noise = from_factorization(saved[0], clip_norm=1.0)
-    return Execution(units, sampler, Clipping(1.0), noise, sampler.expected_batch)
+    return Execution(units, sampler, Clipping(1.0), noise, sampler.expected_batch, 4)
 
 
 @pytest.mark.ci
@@ -149,7 +148,7 @@ def test_it_is_trained_with_its_own_statement(saved):
 
 def test_what_is_no_scheme_is_refused_where_it_enters(saved):
     with pytest.raises(UsageError, match=r"mfopt\.sampling"):
-        Sampler("poisson", 40, 0, microbatch=4)
+        sampling.UnitSampler("poisson", 40)
     with pytest.raises(UsageError, match=r"mfopt\.sampling"):
         NoiseStream(STRATEGY, iterations=8, noise_multiplier=1.0, clip_norm=1.0, sampling=8)
     # an audit needs an attack, which nobody has given for the lottery

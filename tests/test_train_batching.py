@@ -1,4 +1,4 @@
-"""What is executed is what was accounted for: draws, padding, selection."""
+"""Which records of a unit are read, and the random streams of a run."""
 
 import numpy as np
 import pytest
@@ -6,31 +6,9 @@ import training_runs
 from scipy import stats
 from train_fixtures import synthetic_store
 
-from mfopt import sampling
 from mfopt.errors import UsageError
-from mfopt.training.batching import Sampler
 from mfopt.training.secrets import RunSecret, uniform_hash
 from mfopt.training.units import RecordUnits, UserUnits, select
-
-SCHEMES = [
-    sampling.BallsInBins(bins=5, epochs=3),
-    sampling.Poisson(probability=0.2, iterations=9),
-    sampling.CyclicPoisson(probability=0.5, bands=3, iterations=9),
-    sampling.FixedBatch(batch_size=7, population=40, iterations=9),
-    sampling.FixedOrder(bins=5, epochs=3),
-]
-
-
-@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s.kind)
-def test_batches_are_the_specs_draws_padded(scheme):
-    sampler = Sampler(scheme, 40, seed=11, microbatch=4)
-    for step in range(scheme.length):
-        batch = sampler.batch(step)
-        expected = scheme.sample(step, 40, 11)
-        np.testing.assert_array_equal(batch[batch >= 0], expected)
-        assert batch.shape == (max(1, -(-len(expected) // 4)), 4)
-    with pytest.raises(UsageError, match="ends after"):
-        sampler.batch(scheme.length)
 
 
 @pytest.mark.parametrize("rule", ["longest", "shortest", "highest-perplexity", "lowest-perplexity"])

@@ -16,8 +16,8 @@ from train_oracles import dp_sgd, norm_of, plus
 from mfopt import sampling
 from mfopt.errors import UsageError
 from mfopt.noise import NoiseStream
+from mfopt.sampling.sampler import pad
 from mfopt.strategies import BLT
-from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore
@@ -53,9 +53,10 @@ def noise_rows(params, clip_norm):
 
 def execution_for(units, *, noise=True, clipping=None, microbatch=4, **options):
     clipping = (clipping or Clipping(0.4)) if noise else NoClipping()
-    sampler = Sampler(SCHEME, units.population, 7, microbatch=microbatch, **options)
+    sampler = sampling.UnitSampler(SCHEME, units.population, 7, **options)
     bound = clipping.sensitivity
-    return Execution(units, sampler, clipping, stream(bound) if noise else None, 5.0)
+    noise = stream(bound) if noise else None
+    return Execution(units, sampler, clipping, noise, 5.0, microbatch)
 
 
 def run(model, execution, optimizer=None, **options):
@@ -170,10 +171,9 @@ def compiled_trainer():
     """One compiled trainer for all sensitivity tests: only its units and sampler are exchanged."""
     model = weighted_model()
     units = UserUnits(replaced(USER_DATA, 0, []), records=1, length=6)
-    sampler = Sampler(SCHEME, units.population, 0, microbatch=3)
-    return Trainer(
-        model, Execution(units, sampler, Clipping(CLIP), stream(CLIP), 1.0), optax.sgd(1.0)
-    )
+    sampler = sampling.UnitSampler(SCHEME, units.population, 0)
+    execution = Execution(units, sampler, Clipping(CLIP), stream(CLIP), 1.0, microbatch=3)
+    return Trainer(model, execution, optax.sgd(1.0))
 
 
 def sums_of(units, sampler):
@@ -187,7 +187,8 @@ def sums_of(units, sampler):
     )
     sums = []
     for step in range(sampler.scheme.length):
-        totals = trainer.sum(trainer.model.params, sampler.batch(step), step)
+        batch = pad(sampler[step], 3, fill=-1)
+        totals = trainer.sum(trainer.model.params, batch, step)
         sums.append(jax.tree.map(np.asarray, totals.gradient))
     return sums
 
@@ -221,7 +222,7 @@ def test_one_users_data_moves_each_sum_by_at_most_the_clip_norm(mode, scheme):
         for records in [nothing, *([record] for record in ADVERSARIAL), ADVERSARIAL]:
             store = replaced(USER_DATA, user, records)
             units = make(store, length=6, seed=3, **unit_options)
-            sampler = Sampler(scheme, units.population, 5, microbatch=3)
+            sampler = sampling.UnitSampler(scheme, units.population, 5)
             sums.append(sums_of(units, sampler))
         took_part = 0
         for step in range(scheme.length):
@@ -245,7 +246,7 @@ def test_the_control_without_clipping_moves_further():
     scheme = sampling.BallsInBins(2, 2)
     sums = []
     for unit in units:
-        sampler = Sampler(scheme, unit.population, 5, microbatch=3)
+        sampler = sampling.UnitSampler(scheme, unit.population, 5)
         execution = Execution(unit, sampler, NoClipping(), None, 1.0)
         sums.append(run(model, execution, optax.set_to_zero(), keep_release=True))
     moved = [norm_of(plus(a.release, b.release, -1.0)) for a, b in zip(*sums, strict=True)]
@@ -266,13 +267,14 @@ def test_a_run_past_n_is_refused():
 def test_executions_that_do_not_fit_are_refused():
     units = UserUnits(store_and_model()[0], records=2, length=LENGTH, seed=5)
     for changes, match in (
-        ({"sampler": Sampler(SCHEME, USERS - 1, 7, microbatch=4)}, "16 units"),
+        ({"sampler": sampling.UnitSampler(SCHEME, USERS - 1, 7)}, "16 units"),
         ({"noise": None}, "protects nothing"),
         ({"clipping": NoClipping()}, "protects nothing"),
         ({"normalizer": 0.0}, "normalizer"),
+        ({"microbatch": 0}, "microbatch"),
         # noise for another clip norm, for another number of steps
         ({"clipping": Clipping(0.5)}, r"noise\.clip_norm"),
-        ({"sampler": Sampler(SPECS[0], USERS, 7, microbatch=4)}, r"noise\.iterations"),
+        ({"sampler": sampling.UnitSampler(SPECS[0], USERS, 7)}, r"noise\.iterations"),
     ):
         with pytest.raises(UsageError, match=match):
             dataclasses.replace(execution_for(units), **changes)

@@ -18,7 +18,6 @@ from mfopt.noise import NoiseStream, _draws
 from mfopt.sampling.sampler import pad
 from mfopt.strategies import BLT, Identity
 from mfopt.training import clipping, executed, loop, recovered, units
-from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping
 from mfopt.training.config import TrainConfig
 from mfopt.training.fedavg import FedAvg
@@ -233,10 +232,9 @@ def another_cipher(right, key, counter):
 def kept(change):
     """Batches of other units than the scheme's."""
 
-    @in_place_of(Sampler, "batch")
-    def plant(right, sampler, step):
-        drawn = sampler.drawn[step]
-        return pad(change(drawn), sampler.microbatch, fill=-1)
+    @in_place_of(loop, "pad")
+    def plant(right, drawn, microbatch):
+        return right(change(drawn), microbatch, fill=-1)
 
     return plant
 
@@ -272,7 +270,7 @@ def sums_divided_by_the_batch_drawn(right, trainer, state, stop=None):
     stop = trainer.execution.iterations if stop is None else stop
     for step in range(int(state.step), stop):
         params, moments = (jax.tree.map(jnp.copy, x) for x in (state.params, state.optimizer))
-        batch = trainer.execution.sampler.batch(step)
+        batch = pad(trainer.execution.sampler[step], trainer.execution.microbatch, fill=-1)
         total = trainer.sum(params, batch, step).gradient
         (result,) = right(trainer, state, step + 1)
         normalizer = 1 / max(1, np.sum(batch >= 0)) - 1 / trainer.execution.normalizer
@@ -497,19 +495,12 @@ def test_what_is_no_number_is_a_fault():
 BINS, FRESH = sampling.BallsInBins(bins=16, epochs=3), sampling.FreshBins(16, 3)
 
 
-class Wrong(Sampler):
-    """Draws by ``rule(sampler, step)`` and says that it executes the scheme."""
+class Wrong(sampling.UnitSampler):
+    """Draws by ``rule(sampler, seed, step)`` and says that it executes the scheme."""
 
     def __init__(self, right, rule, seed):
-        super().__init__(right.scheme, right.population, 0, microbatch=right.microbatch)
-
-        class Drawn:
-            expected_batch = right.expected_batch
-
-            def __getitem__(self, step):
-                return rule(right, seed, step)
-
-        self.drawn = Drawn()
+        super().__init__(right.scheme, right.population, seed)
+        self._draw = lambda step: rule(right, seed, step)
 
 
 def by_number(right, seed, step):
@@ -551,7 +542,7 @@ def bins_stay(right, seed, step):
 
 
 def sampler(units, seed, scheme=BINS):
-    return Sampler(scheme, units, seed, microbatch=8)
+    return sampling.UnitSampler(scheme, units, seed)
 
 
 def compared(scheme, rule=None, units=1600, first=1):

@@ -15,7 +15,6 @@ from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
 from mfopt.strategies import BLT, Identity
 from mfopt.training import privacy
-from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.data import TokenStore
 from mfopt.training.loop import Execution
@@ -37,7 +36,7 @@ def users():
 
 
 def execution_for(account, units, *, scheme=None, strategy=None, sigma=None, **options):
-    sampler = Sampler(scheme or account.sampling, units.population, 0, microbatch=4, **options)
+    sampler = sampling.UnitSampler(scheme or account.sampling, units.population, 0, **options)
     noise = NoiseStream(
         strategy or account.strategy,
         iterations=sampler.scheme.length,
@@ -157,7 +156,7 @@ def test_no_statement_in_words_is_better_than_its_numbers():
 
 def test_without_noise_there_is_no_statement():
     units = users()
-    sampler = Sampler(SCHEME, units.population, 0, microbatch=4)
+    sampler = sampling.UnitSampler(SCHEME, units.population, 0)
     with pytest.raises(UsageError, match="no guarantee"):
         privacy.statement(account_for(), Execution(units, sampler, NoClipping(), None, 10.0))
 

@@ -9,7 +9,7 @@ from test_train_run import data, settings_for  # noqa: F401 (fixtures)
 
 from mfopt.errors import UsageError
 from mfopt.sampling.sampler import pad
-from mfopt.training.batching import Sampler
+from mfopt.training import loop
 from mfopt.training.execute import execute
 from mfopt.training.prepare import prepare
 from mfopt.training.replay import replay
@@ -45,12 +45,11 @@ def test_a_run_is_executed_again_bit_for_bit(data, tmp_path):  # noqa: F811
 
 
 def test_a_run_of_another_program_ends_elsewhere(data, tmp_path, monkeypatch):  # noqa: F811
-    def every_other(sampler, step):  # half of the units that were drawn
-        drawn = sampler.drawn[step]
-        return pad(drawn[::2], sampler.microbatch, fill=-1)
+    def every_other(drawn, microbatch, fill):  # half of the units that were drawn
+        return pad(drawn[::2], microbatch, fill=fill)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Sampler, "batch", every_other)
+        patch.setattr(loop, "pad", every_other)
         folder = ran(data, tmp_path / "run")
     replayed = replay(folder)
     assert "parameters" in replayed.differences and "noise" not in replayed.differences

@@ -17,7 +17,6 @@ from mfopt.errors import UsageError
 from mfopt.noise import NoiseStream
 from mfopt.strategies import BLT, Identity
 from mfopt.training import privacy, verification
-from mfopt.training.batching import Sampler
 from mfopt.training.checkpoint import Checkpoints
 from mfopt.training.clipping import Clipping
 from mfopt.training.config import TrainConfig
@@ -35,11 +34,11 @@ SECRET = RunSecret.pinned(3)
 
 def trainer_of(secure=True):
     units = UserUnits(synthetic_store(num_users=12), records=2, length=8, seed=5)
-    sampler = Sampler(SCHEME, units.population, 7, microbatch=4)
+    sampler = sampling.UnitSampler(SCHEME, units.population, 7)
     noise = NoiseStream(
         STRATEGY, iterations=6, noise_multiplier=0.7, clip_norm=0.4, sampling=SCHEME, secure=secure
     )
-    execution = Execution(units, sampler, Clipping(0.4), noise, 5.0)
+    execution = Execution(units, sampler, Clipping(0.4), noise, 5.0, microbatch=4)
     return Trainer(bigram_model(), execution, optax.adam(0.1), keep_release=True)
 
 

@@ -44,7 +44,8 @@ def execution(*, microbatch=8, strategy=BLT, records=4, iterations=1000, batch=1
         noise=noise,
         clipping=Clipping(1.0),
         units=SimpleNamespace(records=records),
-        sampler=SimpleNamespace(microbatch=microbatch, expected_batch=batch),
+        sampler=SimpleNamespace(expected_batch=batch),
+        microbatch=microbatch,
         iterations=iterations,
     )
 

@@ -16,7 +16,6 @@ def main(arguments):
     from mfopt.noise import NoiseStream
     from mfopt.strategies import BLT
     from mfopt.training import mesh as meshes
-    from mfopt.training.batching import Sampler
     from mfopt.training.checkpoint import Checkpoints
     from mfopt.training.clipping import Clipping
     from mfopt.training.loop import Execution, Trainer
@@ -34,10 +33,10 @@ def main(arguments):
     model = gpt2_model(gpt2_config(vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=2))
     units = UserUnits(store, records=2, length=8, seed=5)
     scheme = sampling.BallsInBins(bins=2, epochs=2)
-    sampler = Sampler(scheme, 16, 7, microbatch=settings["microbatch"])
+    sampler = sampling.UnitSampler(scheme, 16, 7)
     blt = BLT([0.3], [0.8])
     noise = NoiseStream(blt, iterations=4, noise_multiplier=0.5, clip_norm=0.1)
-    execution = Execution(units, sampler, Clipping(0.1), noise, 5.0)
+    execution = Execution(units, sampler, Clipping(0.1), noise, 5.0, settings["microbatch"])
     trainer = Trainer(model, execution, optax.sgd(0.5, momentum=0.9), mesh=mesh)
     state, secret = trainer.init(np.arange(1, 9, dtype=np.uint32)), RunSecret.pinned(1)
     occupied, total = [0] * len(jax.devices()), 0

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from mfopt.sampling import Scheme
+from mfopt.sampling import Scheme, UnitSampler
 from mfopt.training import attack
-from mfopt.training.batching import Sampler
 
 FALSE_ALARM = 1e-4  # of all tests of one audit together
 MOST = 40
@@ -58,11 +57,11 @@ def certain(name: str, holds: object) -> Finding:
     return Finding(name, 1.0 if holds else 0.0)
 
 
-def participations_of(sampler: Sampler) -> np.ndarray:
+def participations_of(sampler: UnitSampler) -> np.ndarray:
     """Participations that a run's sampler draws, (population, n) of bool."""
     matrix = np.zeros((sampler.population, sampler.scheme.length), dtype=bool)
     for step in range(matrix.shape[1]):
-        matrix[sampler.drawn[step], step] = True
+        matrix[sampler[step], step] = True
     return matrix
 
 
@@ -77,7 +76,7 @@ def compare(
         twins: those of runs with other secrets.
     """
     if scheme.public_order:
-        expected = participations_of(Sampler(scheme, len(executed), 0, microbatch=1))
+        expected = participations_of(UnitSampler(scheme, len(executed), 0))
         return [certain("order is the public one", np.array_equal(expected, executed))]
     samples = executed, attack.participations(scheme, 4 * _UNITS, rng)
     # common steps of each unit with itself in other runs, against random pairs of units

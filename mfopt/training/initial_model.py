@@ -18,9 +18,8 @@ from flax import nnx
 from mfopt._runtime import _check
 from mfopt._runtime._types import PyTree
 from mfopt.progress import Progress, Report
-from mfopt.sampling import FixedOrder
+from mfopt.sampling import FixedOrder, UnitSampler
 from mfopt.training import mesh as meshes
-from mfopt.training.batching import Sampler
 from mfopt.training.clipping import NoClipping
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore
@@ -166,7 +165,7 @@ def _pretrain(model: Model, store: TokenStore, config: TrainConfig, progress: Re
     steps = config.pretrain_steps
     highest = config.pretrain_rate
     units = _CorpusUnits(store, PRETRAIN_BATCH, config.length, _SEED)
-    sampler = Sampler(FixedOrder(bins=1, epochs=steps), 1, 0, microbatch=1)
+    sampler = UnitSampler(FixedOrder(bins=1, epochs=steps), 1, 0)
     rise = max(1, int(_WARMUP_SHARE * steps))
     # step t of the rise uses (t + 1) / rise of the rate, so that no step is wasted at 0
     rates = optax.linear_schedule(highest / rise, highest, max(1, rise - 1))

@@ -27,8 +27,9 @@ from mfopt._runtime._arrays import Array
 from mfopt._runtime._float64 import scope
 from mfopt._runtime._pytree import pytree
 from mfopt.noise import NoiseStream
+from mfopt.sampling import UnitSampler
+from mfopt.sampling.sampler import pad
 from mfopt.training import mesh as meshes
-from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.gradients import Statistics, Totals, microbatch_adder
 from mfopt.training.models import Model, PyTree
@@ -51,6 +52,7 @@ class Execution:
             ``clipping.sensitivity``. None: no noise and no guarantee (the baseline).
         normalizer: what each noised sum is divided by. Fixed and public: the expected number of
             units per step, never the number that came.
+        microbatch: units whose gradients are held at once.
 
     Raises:
         UsageError: the parts do not belong together: another population, another number of steps,
@@ -58,13 +60,15 @@ class Execution:
     """
 
     units: Units
-    sampler: Sampler
+    sampler: UnitSampler
     clipping: Clipping | NoClipping
     noise: NoiseStream | None
     normalizer: float
+    microbatch: int = 1
 
     def __post_init__(self) -> None:
         _check.positive("normalizer", self.normalizer)
+        _check.integer("microbatch", self.microbatch)
         if self.sampler.population != self.units.population:
             rule = f"the sampler must cover the {self.units.population} units there are"
             raise _check.reject("population", self.sampler.population, rule)
@@ -102,7 +106,9 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """One finished ``step`` t, who took part (``batch`` of the sampler), and sums over them.
+    """One finished ``step`` t, who took part, and sums over them.
+
+    ``batch``: units, int64 (microbatches, microbatch), at least one microbatch; -1: nobody.
 
     The buffers of ``state``, with ``state.step`` = t + 1, are reused by the next step: copy what is
     to be kept before. ``release``: the noised mean that the optimizer got, if asked for.
@@ -136,7 +142,7 @@ class Trainer:
     ) -> None:
         self.model, self.execution, self.optimizer = model, execution, optimizer
         self._mesh = mesh or meshes.one_device()
-        meshes.check_microbatch(self._mesh, execution.sampler.microbatch)
+        meshes.check_microbatch(self._mesh, execution.microbatch)
         self._where = meshes.spread(self._mesh, model.params)
         self._frozen = meshes.distribute(self._mesh, model.frozen)
         self._state_where: PyTree = None
@@ -148,8 +154,8 @@ class Trainer:
         sampler = execution.sampler
         size = sampler.expected_batch + 4 * sampler.expected_batch**0.5
         tokens, _ = execution.units.fetch(np.full(1, -1), 0)
-        block_size = sampler.microbatch * tokens.size
-        block = max(math.ceil(size / sampler.microbatch), _LEAST_TOKENS // block_size)
+        block_size = execution.microbatch * tokens.size
+        block = max(math.ceil(size / execution.microbatch), _LEAST_TOKENS // block_size)
         self._block = max(1, min(block, _BLOCK_TOKENS // block_size))
         self._zero = jax.jit(lambda params: self._pin_totals(Totals.zero(params)))
         self._add = jax.jit(self._added, donate_argnums=0)
@@ -200,7 +206,8 @@ class Trainer:
             way_out = "A longer run needs a factorization of its own."
             raise _check.reject("stop", stop, rule, way_out)
         for step in range(int(state.step), stop):
-            batch = execution.sampler.batch(step)
+            # padded, which is free, and never cut
+            batch = pad(execution.sampler[step], execution.microbatch, fill=-1)
             totals = self.sum(state.params, batch, step)
             if execution.noise is not None and execution.noise.secure:
                 # in float64: the sum with secure noise on its grid, the stream's next state
@@ -215,7 +222,7 @@ class Trainer:
             yield StepResult(step, state, totals.statistics, batch, release)
 
     def sum(self, params: PyTree, batch: np.ndarray, step: int) -> Totals:
-        """Σ clip(gradient or update of unit) over a sampler's batch, before noise: sensitive."""
+        """Σ clip(gradient or update of unit) over a step's batch, before noise: sensitive."""
         totals: Totals = self._zero(params)
         for begin in range(0, len(batch), self._block):
             units = batch[begin : begin + self._block]

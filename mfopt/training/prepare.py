@@ -155,10 +155,10 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     shapes = initial_model.outline(config, train.vocab_size)
     # before a model is pretrained; one that a function makes is there before its sizes are known
     model = shapes or initial_model.initial_model(config, parts, progress, tokenizer, resuming)
-    execution = _affordable(model, wiring, execution, guarantee)
+    execution = _affordable(model, config, execution, guarantee)
     if shapes is not None:
         model = initial_model.initial_model(config, parts, progress, tokenizer, resuming)
-    config = dataclasses.replace(config, microbatch=execution.sampler.microbatch)
+    config = dataclasses.replace(config, microbatch=execution.microbatch)
     model.check_fits(train.vocab_size, config.length)
     model_digest = meshes.digest_of((model.params, model.frozen))
     if mesh.size > 1:  # of these, too, no device holds more than its share
@@ -227,17 +227,15 @@ def _tell(progress: Report, note: str) -> None:
 
 
 def _affordable(
-    model: Model, wiring: Wiring, execution: Execution, guarantee: Guarantee | None
+    model: Model, config: TrainConfig, execution: Execution, guarantee: Guarantee | None
 ) -> Execution:
     """The execution with the largest microbatch that fits.
 
     ``model`` may hold shapes in place of values. Refused is a run whose memory does not suffice,
     or whose secure noise costs too much privacy for so many parameters.
     """
-    config = wiring.config
     cost = sizes.RunCost(sizes.work(model, config.length), execution, config)
-    config = dataclasses.replace(config, microbatch=cost.fitting())
-    fitting = dataclasses.replace(wiring, config=config).execution(execution.units)
+    fitting = dataclasses.replace(execution, microbatch=cost.fitting())
     dataclasses.replace(cost, execution=fitting).require()
     if guarantee is not None:
         privacy.with_grid(guarantee, fitting, model.num_params)

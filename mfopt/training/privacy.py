@@ -302,7 +302,10 @@ def report(
         "strategy_arrays": stored if small else None,
         "noise_multiplier": account.noise_multiplier,
         "noise_multiplier_unit": SIGMA_UNIT,
-        "sampling": execution.sampler.describe(),
+        "sampling": {
+            "scheme": execution.sampler.scheme.describe(),
+            "population": execution.sampler.population,
+        },
         "units": execution.units.describe(),
         "clipping": clipping.describe(),
         "normalizer": execution.normalizer,

@@ -9,8 +9,8 @@ from typing import Any
 
 from mfopt._runtime import _check, _files
 from mfopt._runtime._types import JsonObject
+from mfopt.sampling import UnitSampler
 from mfopt.training import privacy, verification
-from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping
 from mfopt.training.loop import Execution
 from mfopt.training.units import Units
@@ -51,7 +51,7 @@ def receipt(run: Any, state: Any = None) -> JsonObject:
     unit = account.guarantee.privacy_unit
     execution = Execution(
         Units(sampler.population, {"unit": unit, "run": hashlib.sha256(secret).hexdigest()}),
-        Sampler(account.sampling, sampler.population, 0, microbatch=1),  # nothing is drawn
+        UnitSampler(account.sampling, sampler.population, 0),  # nothing is drawn
         Clipping(run.stream.clip_norm),
         run.stream,
         run.normalizer,

@@ -308,7 +308,7 @@ class _Run:
         """
         trainer = copy.copy(self.trainer)
         sampler = copy.copy(self.trainer.execution.sampler)
-        sampler.drawn = {0: units}  # type: ignore[assignment]
+        sampler._draw = {0: units}.__getitem__
         trainer.execution = dataclasses.replace(trainer.execution, sampler=sampler)
         key = self.secret.key("noise") if key is None else key
         return _flat(next(trainer.run(trainer.init(key), 1)).release)

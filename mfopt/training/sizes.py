@@ -93,7 +93,7 @@ class RunCost:
 
     def fitting(self) -> int:
         """The microbatch to take: what was asked for, or the usual one, halved until it fits."""
-        microbatch = self.execution.sampler.microbatch
+        microbatch = self.execution.microbatch
         devices = len(meshes.devices())
         if self.config.microbatch or jax.process_count() > 1:  # processes take the same one
             return microbatch
@@ -110,7 +110,7 @@ class RunCost:
             return len(meshes.devices()) * self.memory(max(microbatch, 1))  # of one machine
 
         if need(1) <= _sizes.usable_memory():
-            _sizes.require("microbatch", self.execution.sampler.microbatch, need)
+            _sizes.require("microbatch", self.execution.microbatch, need)
             return
         name = "model" if self.config.model else "layers, width"
         value = self.config.model or (self.config.layers, self.config.width)

@@ -33,7 +33,6 @@ from mfopt.guarantee import Guarantee
 from mfopt.noise import NoiseStream
 from mfopt.progress import Progress, Report, silent
 from mfopt.training import privacy, validation
-from mfopt.training.batching import Sampler
 from mfopt.training.fedavg import clipping_of
 from mfopt.training.folder import REPORT
 from mfopt.training.loop import Execution
@@ -247,7 +246,7 @@ def _rebuilt(
         strategy = strategies.from_description(facts["strategy"], arrays)
     account = Factorization(strategy, accounted.noise_multiplier, scheme, PrefixSums(), accounted)
     units = Units(plan["population"], facts["units"])
-    sampler = Sampler(scheme, units.population, 0, microbatch=1)  # nothing is drawn
+    sampler = sampling.UnitSampler(scheme, units.population, 0)  # nothing is drawn
     clipping = clipping_of(facts["clipping"])
     noise = NoiseStream(
         strategy,

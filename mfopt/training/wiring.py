@@ -21,11 +21,10 @@ from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
 from mfopt.progress import Report
-from mfopt.sampling import Scheme
+from mfopt.sampling import Scheme, UnitSampler
 from mfopt.strategies import Identity, Strategy
 from mfopt.training import mesh as meshes
 from mfopt.training import privacy
-from mfopt.training.batching import Sampler
 from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.config import TrainConfig
 from mfopt.training.data import TokenStore
@@ -159,19 +158,15 @@ class Wiring:
         scheme = self.scheme
         meshes.check_microbatch(self.mesh, config.microbatch)
         # on a CPU one unit's gradient at a time: no slower, and no memory for several
-        microbatch = 1 if meshes.on_cpu() else max(1, 64 // units.records)
-        sampler = Sampler(
-            scheme,
-            units.population,
-            self.secret.seed("sampling"),
-            microbatch=config.microbatch or microbatch * self.mesh.size,
-        )
+        usual = 1 if meshes.on_cpu() else max(1, 64 // units.records)
+        microbatch = config.microbatch or usual * self.mesh.size
+        sampler = UnitSampler(scheme, units.population, self.secret.seed("sampling"))
         normalizer = config.normalizer or sampler.expected_batch
         if config.noise == "secure" and self.mesh.size > 1:
             rule = f"is for one device, and there are {self.mesh.size}"
             raise _check.reject("noise", "secure", rule, "Use noise = 'float', or one device.")
         if self.account is None:
-            return Execution(units, sampler, NoClipping(), None, normalizer)
+            return Execution(units, sampler, NoClipping(), None, normalizer, microbatch)
         kind = FedAvg if config.algorithm == "fedavg" else Clipping
         fields = [field.name for field in dataclasses.fields(kind)]
         clipping = kind(**{name: getattr(config, name) for name in fields})
@@ -183,7 +178,7 @@ class Wiring:
             sampling=scheme,
             secure=config.noise == "secure",
         )
-        return Execution(units, sampler, clipping, noise, normalizer)
+        return Execution(units, sampler, clipping, noise, normalizer, microbatch)
 
     def statement(self, execution: Execution) -> Guarantee | None:
         """The statement about a run of ``execution``; None for the non-private baseline."""

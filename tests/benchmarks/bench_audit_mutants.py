@@ -36,8 +36,8 @@ from bench_mutants import ROOT, copied, forked
 from harness import Bench
 
 FILES = (
-    *(f"mfopt/training/{name}.py" for name in ("batching", "clipping", "gradients")),
-    *(f"mfopt/training/{name}.py" for name in ("loop", "secrets", "units")),
+    *(f"mfopt/training/{name}.py" for name in ("clipping", "gradients", "loop")),
+    *(f"mfopt/training/{name}.py" for name in ("secrets", "units")),
     *(f"mfopt/sampling/{name}.py" for name in ("_bins", "_generator", "poisson", "sampler")),
     *(f"mfopt/noise/{name}.py" for name in ("_draws", "recursions", "stream")),
 )

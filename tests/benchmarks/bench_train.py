@@ -50,10 +50,9 @@ def _steps(name, size, options):
     import optax
 
     from mfopt.noise import NoiseStream
-    from mfopt.sampling import FixedOrder
+    from mfopt.sampling import FixedOrder, UnitSampler
     from mfopt.strategies import BLT
     from mfopt.training import mesh as meshes
-    from mfopt.training.batching import Sampler
     from mfopt.training.clipping import Clipping, NoClipping
     from mfopt.training.data import TokenStore
     from mfopt.training.loop import Execution, Trainer
@@ -79,7 +78,7 @@ def _steps(name, size, options):
     else:
         units = UserUnits(store, records=options.records_per_user, **shared)
     scheme = FixedOrder(bins=1, epochs=10_000)
-    sampler = Sampler(scheme, units.population, 0, microbatch=options.microbatch)
+    sampler = UnitSampler(scheme, units.population, 0)
     clipping = NoClipping()
     noise = None
     if name != "none":
@@ -89,7 +88,7 @@ def _steps(name, size, options):
         )
     trainer = Trainer(
         model,
-        Execution(units, sampler, clipping, noise, units.population),
+        Execution(units, sampler, clipping, noise, units.population, options.microbatch),
         optax.adam(1e-4),
         mesh=meshes.make_mesh(),
     )
