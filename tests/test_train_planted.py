@@ -139,7 +139,9 @@ def in_place_of(owner, name):
 
     def planted(wrong):
         right = getattr(owner, name)
-        return lambda patch: patch.setattr(owner, name, lambda *arguments: wrong(right, *arguments))
+        return lambda patch: patch.setattr(
+            owner, name, lambda *values, **options: wrong(right, *values, **options)
+        )
 
     return planted
 
@@ -233,8 +235,8 @@ def kept(change):
     """Batches of other units than the scheme's."""
 
     @in_place_of(loop, "pad")
-    def plant(right, drawn, microbatch):
-        return right(change(drawn), microbatch, fill=-1)
+    def plant(right, drawn, *shape, **options):
+        return right(change(drawn), *shape, **options)
 
     return plant
 
