@@ -1,7 +1,6 @@
 """The table of the field: its page, and what a row says."""
 
 import itertools
-import math
 import re
 import shutil
 
@@ -101,17 +100,6 @@ def test_a_finer_grid_would_lower_no_row_by_much(shape):
     # a control: errors of which a size between would have far less
     sizes = [(value,) for value in field.ladders("bifr", *shape)[0][:3]]
     assert parabolas(dict(zip(sizes, (1.08, 1.0, 1.001), strict=True)), "bifr", shape) > FULL
-
-
-@pytest.mark.parametrize("shape", field.SHAPES, ids=str)
-def test_the_best_published_rmse_that_optimize_prints_is_that_of_the_table(shape):
-    peers = [row for row in stored(field.stem(*shape)) if row["origin"] == "published"]
-    printed = optimize._PUBLISHED[shape[0], math.prod(shape)]
-    assert (*printed,) == field.EPSILONS
-    for epsilon, (rmse, name) in printed.items():
-        rows = [row for row in peers if row["epsilon"] == str(epsilon)]
-        best = min(rows, key=lambda row: float(row["rmse"]))
-        assert name.startswith(best["mechanism"]) and f"{float(best['rmse']):.2f}" == f"{rmse:.2f}"
 
 
 def test_the_gain_by_fresh_bins_that_optimize_prints_is_that_of_the_table():

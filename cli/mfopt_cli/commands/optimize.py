@@ -326,7 +326,6 @@ def _report(factorization: Any, path: Path, seconds: float, error: float | None)
             ("final-model error", mechanisms.final_model_error(factorization, error)),
             ("guarantee", mechanisms.statement(factorization.guarantee)),
             *_baselines(factorization, error),
-            *_published(factorization),
             *_fresh_bins(factorization),
             *mechanisms.above_floor(factorization),
             *_forms(factorization),
@@ -358,51 +357,6 @@ def _baselines(factorization: Factorization, error: float | None) -> display.Row
     )
     errors = f"RMSE {rmse:.4f} ({changes[0]} here), final-model error {sigma:.4f} ({changes[1]})"
     return [(label, errors)]
-
-
-# lowest RMSE of published mechanisms at δ = 1e-5, and which it is, by (epochs, all steps) and
-# ε: artifacts/tables/field-*.csv
-_PUBLISHED = {
-    (8, 256): {
-        0.5: (40.65, "DP-SGD, fresh bins"),
-        2.0: (12.35, "Toeplitz, balls-in-bins"),
-        8.0: (4.16, "banded, balls-in-bins"),
-        16.0: (2.47, "banded Toeplitz, b-min-sep"),
-    },
-    (4, 256): {
-        0.5: (20.91, "BIFR, balls-in-bins"),
-        2.0: (6.59, "Toeplitz, balls-in-bins"),
-        8.0: (2.41, "banded Toeplitz, b-min-sep"),
-        16.0: (1.47, "banded Toeplitz, b-min-sep"),
-    },
-    (16, 2048): {
-        0.5: (80.81, "banded Toeplitz, b-min-sep"),
-        2.0: (24.09, "Toeplitz, balls-in-bins"),
-        8.0: (7.99, "Toeplitz, balls-in-bins"),
-        16.0: (4.79, "banded Toeplitz, b-min-sep"),
-    },
-}
-
-
-def _published(factorization: Factorization) -> display.Rows:
-    """Row of the best published mechanism for prefix sums, where shape and ε are of the table.
-
-    Of the default sampling, that is whatever the sampling; of others, what has the same batches.
-    """
-    stated = factorization.guarantee
-    shape = getattr(factorization.sampling, "epochs", 0), factorization.iterations
-    rmse, name = _PUBLISHED.get(shape, {}).get(stated.epsilon, (0.0, ""))
-    question = factorization.workload.kind, stated.delta, stated.adjacency, stated.group_size
-    batches = name.rpartition(", ")[2].replace(" ", "-")
-    is_free = factorization.sampling.kind in ("balls-in-bins", batches)
-    if not (name and is_free) or question != ("prefix", 1e-5, "add-remove", 1):
-        return []
-    return [
-        (
-            "best published",
-            f"RMSE {rmse:.2f} ({words.against(factorization.rmse, rmse)} here): {name}",
-        )
-    ]
 
 
 # (ε, RMSE of prefix sums with fresh bins over that with balls-in-bins), of the default C of each at
