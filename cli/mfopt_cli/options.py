@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from mfopt._runtime import _address_space, _check, _plugins
+from mfopt._runtime import _check, _plugins, _sizes
 from mfopt.errors import FailureError, UsageError
 from mfopt_cli import messages
 from mfopt_cli.option import WORDS
@@ -96,7 +96,7 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> object:
         try:
             if not _WITHOUT_JAX & set(ctx.command_path.split()[1:2]):
-                _address_space.require()
+                _sizes.require_address_space()
             return super().invoke(ctx)
         except UsageError as problem:
             raise messages.Refused(messages.of_usage(problem, ctx)) from problem

@@ -16,7 +16,7 @@ from typing import ParamSpec
 import jax
 import numpy as np
 
-from mfopt._runtime import _address_space, _quick
+from mfopt._runtime import _quick, _sizes
 from mfopt._runtime._types import T
 
 P = ParamSpec("P")
@@ -37,7 +37,7 @@ def scope(wide: bool | None = True) -> Iterator[None]:
     Args:
       wide: whether arrays may be float64; None leaves that to the host program.
     """
-    _address_space.require()
+    _sizes.require_address_space()
     with (
         contextlib.nullcontext() if wide is None else jax.enable_x64(wide),
         jax.numpy_dtype_promotion("standard"),

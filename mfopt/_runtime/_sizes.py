@@ -1,18 +1,29 @@
 """Memory limits of work before it begins: what cannot fit is refused.
 
 Costs are counted at their modules; here is how much memory is free.
+
+A limit of the address space (``ulimit -v``) is told before JAX meets it. XLA starts threads for
+each core, each with a stack and an arena of its own. Where one of them gets no address space the
+process is aborted in the midst of C++, or its threads wait for one another for ever, deaf to
+signals: neither can be caught.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
-from mfopt._runtime import _address_space, _check
+from mfopt._runtime import _check
+from mfopt.errors import FailureError
 
 GIB = 2**30
 _SPARE = 0.9  # share of what is free that may be planned with
+# bytes by VmPeak of a search at 2 × 4 and at 16 × 128, on one core and on two, and for each more
+_JAX, _PER_CORE = 1.5 * GIB, 0.25 * GIB
+_COUNTED = GIB // 2  # Python and JAX in the counts of what work needs: here they are taken already
 
 
 def free_memory() -> int:
@@ -40,7 +51,32 @@ def free_memory() -> int:
         except (OSError, ValueError):  # no such limit
             continue
         limits.append(max(allowed, 0))
-    return int(min(*limits, _address_space.usable()))
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_space != resource.RLIM_INFINITY:
+        try:
+            resident = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        except OSError:  # not Linux
+            resident = 0
+        limits.append(max(address_space - resident, 0) + _COUNTED)
+    return int(min(limits))
+
+
+@functools.cache
+def require_address_space() -> None:
+    """Refuse to begin work for which the limit of the address space leaves JAX too little.
+
+    Raises:
+      FailureError: with the limit, what is needed, and the way out.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    need = _JAX + _PER_CORE * (cores or 1)
+    if resource.RLIM_INFINITY != limit < need:
+        raise FailureError(
+            f"the address space of this process is limited to {limit / GIB:.1f} GiB, and JAX takes "
+            f"about {need / GIB:.1f} GiB of it before any work on {cores} cores. Raise the limit "
+            "(`ulimit -v`); memory is better limited by a control group"
+        )
 
 
 def usable_memory() -> float:
