@@ -9,7 +9,7 @@ from selection import before_release
 from mfopt import strategies as S
 from mfopt.errors import UsageError
 from mfopt.strategies import series
-from mfopt.strategies.fixed import inverse_square_root_coefs, square_root_coefs
+from mfopt.strategies.fixed import power_coefs
 
 
 def every_strategy(n, seed=0):
@@ -130,12 +130,10 @@ def test_blt_inverse_is_a_blt_also_for_coinciding_decays():
 
 def test_fixed_coefficients_are_square_roots():
     n = 300
-    np.testing.assert_allclose(
-        series.convolve(jnp.asarray(square_root_coefs(n)), jnp.asarray(square_root_coefs(n))),
-        np.ones(n),
-        rtol=1e-5,
-    )
-    product = np.convolve(square_root_coefs(n), inverse_square_root_coefs(n))[:n]
+    root, inverse = (power_coefs(power, n, n) for power in (-0.5, 0.5))
+    squared = series.convolve(jnp.asarray(root), jnp.asarray(root))
+    np.testing.assert_allclose(squared, np.ones(n), rtol=1e-5)
+    product = np.convolve(root, inverse)[:n]
     np.testing.assert_allclose(product, np.eye(n)[0], atol=1e-13)
 
 

@@ -40,8 +40,7 @@ from mfopt.optimize.objective import Evaluation, Loss, log_rmse
 from mfopt.optimize.optimizers import Descent, Evaluator, Trace, descend
 from mfopt.optimize.question import Form, Search
 from mfopt.sampling import CyclicPoisson, FixedOrder, MinSeparation, Scheme
-from mfopt.strategies import BLT, Banded, BandedToeplitz, Dense, Strategy, Toeplitz
-from mfopt.strategies.fixed import square_root_coefs
+from mfopt.strategies import BLT, Banded, BandedToeplitz, Dense, SquareRoot, Strategy, Toeplitz
 from mfopt.workloads import PrefixSums
 
 KINDS = ("banded", "banded-toeplitz", "blt", "dense", "toeplitz")
@@ -156,7 +155,9 @@ def optimize(
         build, start = (
             _blt(participation, buffers)
             if strategy == "blt"
-            else _toeplitz(participation, bands, Toeplitz if strategy == "toeplitz" else None)
+            else _toeplitz(
+                participation, bands, Toeplitz if strategy == "toeplitz" else BandedToeplitz
+            )
         )
         best = _descend(_traced(minimized, build), start, descent)
         optimum = jax.tree.map(lambda leaf: np.asarray(leaf), build(jnp.asarray(best)))
@@ -262,7 +263,7 @@ def _banded(
         rule = f"must be at most {separation}, so that a unit's columns do not overlap"
         raise _check.reject("bands", bands, rule, "Use blt or toeplitz for a longer memory.")
     shape = FixedBands(bands, n, separation, participations, equal_columns or not periodic)
-    entries = np.tile(square_root_coefs(shape.bands)[:, None], shape.n)
+    entries = np.tile(SquareRoot().toeplitz_coefs(bands)[:, None], shape.n)
     if not shape.equal:
         # the optimum of a diagonal C: errors of early steps stay in more prefix sums
         entries = entries * np.arange(shape.n, 0, -1) ** 0.25
@@ -279,21 +280,21 @@ def _banded(
 
 
 def _toeplitz(
-    participation: Participation, bands: int, form: type[Toeplitz] | None
+    participation: Participation, bands: int, form: type[Toeplitz | BandedToeplitz]
 ) -> tuple[parameterization.Build, np.ndarray]:
     """Ratios of neighbouring coefficients in (0, 1): non-negative and decreasing by construction.
 
     The earliest and densest participation is then the worst one (Kalinin and Lampert 2024), a
     smooth function of the coefficients. The search begins at those of the square root.
     """
-    coefs = square_root_coefs(bands)
+    coefs = SquareRoot().toeplitz_coefs(bands)
     ratios = coefs[1:] / coefs[:-1]
 
     def build(x: jax.Array) -> Strategy:
         logs = jnp.cumsum(jax.nn.log_sigmoid(x))
         unscaled = jnp.concatenate([jnp.ones(1), jnp.exp(logs)])
         column = jnp.pad(unscaled, (0, participation.iterations - bands))
-        return (form or BandedToeplitz)(unscaled / _worst_norm(column, participation))
+        return form(unscaled / _worst_norm(column, participation))
 
     return build, np.log(ratios) - np.log1p(-ratios)
 

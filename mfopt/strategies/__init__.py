@@ -21,9 +21,9 @@ from mfopt.strategies.fixed import (
     BandedInverseRoot,
     BandedInverseSquareRoot,
     BandedSquareRoot,
+    Identity,
     SquareRoot,
 )
-from mfopt.strategies.identity import Identity
 from mfopt.strategies.time_scaled import TimeScaled
 from mfopt.strategies.toeplitz import BandedToeplitz, Toeplitz
 from mfopt.strategies.tree import Tree

@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
 from mfopt._runtime._types import JsonObject
+from mfopt.strategies import series
 from mfopt.strategies.base import ToeplitzStrategy
 from mfopt.strategies.buffered import Exponentials
 from mfopt.strategies.fields import Array, parameter
@@ -42,7 +42,7 @@ class BLT(Exponentials, ToeplitzStrategy):
 
     @float64
     def toeplitz_coefs(self, n: int) -> Array:
-        return self.gain * _coefs(self.scale, self.decay, self.check_size(n))
+        return self.gain * series.exponentials(self.scale, self.decay, self.check_size(n))
 
     def inverse(self) -> tuple[Any, Any]:
         """(ω̂, λ̂) with C⁻¹ coefficients (1, Σ_i ω̂_i λ̂_i^(t-1))/g; every ω̂_i <= 0.
@@ -66,7 +66,7 @@ class BLT(Exponentials, ToeplitzStrategy):
         """First column of C⁻¹, shape (n,), by :meth:`inverse`."""
         if type(self).toeplitz_coefs is not BLT.toeplitz_coefs:  # a subclass of another C
             return super().inverse_coefs(n)
-        return _coefs(*self.inverse(), self.check_size(n)) / self.gain
+        return series.exponentials(*self.inverse(), self.check_size(n)) / self.gain
 
     def inverse_arrays(self, n: int) -> dict[str, np.ndarray]:
         if type(self) is not BLT:  # its C may be another one
@@ -92,9 +92,3 @@ class BLT(Exponentials, ToeplitzStrategy):
         if not np.all(np.isfinite(scale)) or np.any(scale < 0):
             raise _check.reject("scale", scale.tolist(), "every ω must be a finite number >= 0")
         super().check_domain(*shares)
-
-
-def _coefs(scale: Any, decay: Any, n: int) -> Any:
-    """(1, Σ_i ω_i λ_i^(t-1)) for t < n; of numbers nothing is compiled."""
-    numbers: ModuleType = jnp if isinstance(decay, jax.Array) else np
-    return numbers.concatenate([np.ones(1), decay ** numbers.arange(n - 1)[:, None] @ scale])

@@ -1,13 +1,14 @@
 """Factorizations with coefficients in closed form: nothing to optimize.
 
-All three come from the square root of the prefix-sum matrix, whose generating function is
+All but C = I come from the square root of the prefix-sum matrix, whose generating function is
 (1 - x)^(-1/2) (Fichtenberger, Henzinger, Upadhyay 2022; Henzinger, Upadhyay, Upadhyay 2022).
 Coefficients are NumPy's: nothing is compiled for each number of bands.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+import abc
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +19,41 @@ from mfopt.strategies.fields import Array, parameter, setting
 from mfopt.strategies.toeplitz import Toeplitz
 
 
-def square_root_coefs(n: int) -> np.ndarray:
-    """Coefficients of (1 - x)^(-1/2): c_t = c_{t-1} (2t - 1)/(2t), shape (n,)."""
-    t = np.arange(1, n)
-    return np.concatenate([[1.0], np.cumprod((2 * t - 1) / (2 * t))])
+class Identity(ToeplitzStrategy):
+    """C = I: independent noise in each step (DP-SGD), for any n."""
+
+    kind: ClassVar[str] = "identity"
+
+    @property
+    def is_identity(self) -> bool:
+        return type(self) is Identity
+
+    # numbers that depend on n alone: nothing to compile for each n
+    def toeplitz_coefs(self, n: int) -> np.ndarray:
+        column = np.zeros(self.check_size(n))
+        column[0] = 1.0
+        return column
+
+    inverse_coefs = toeplitz_coefs
+
+    def column_bands(self, n: int) -> int:
+        return 1 if self.is_identity else super().column_bands(n)
+
+    def check_entries(self, n: int) -> None:
+        # one entry says it all, however many iterations; a subclass may have others
+        self.check_size(n)
+        super().check_entries(1 if self.is_identity else n)
 
 
-def inverse_square_root_coefs(n: int) -> np.ndarray:
-    """Coefficients of (1 - x)^(1/2): d_t = d_{t-1} (2t - 3)/(2t), shape (n,); d_t < 0 for t > 0."""
+def power_coefs(exponent: Any, n: int, bands: int) -> Any:
+    """The first ``bands`` coefficients of (1 - x)^``exponent``, then 0; shape (n,).
+
+    c_t = c_{t-1} (t - 1 - exponent)/t: -1/2 is the square root of prefix sums, 1/2 its inverse.
+    """
+    numbers = jnp if isinstance(exponent, jax.Array) else np
     t = np.arange(1, n)
-    return np.concatenate([[1.0], np.cumprod((2 * t - 3) / (2 * t))])
+    products = numbers.cumprod((t - 1 - exponent) / t)
+    return numbers.concatenate([np.ones(1), numbers.where(t < bands, products, 0.0)])
 
 
 class SquareRoot(ToeplitzStrategy):
@@ -36,11 +62,11 @@ class SquareRoot(ToeplitzStrategy):
     kind: ClassVar[str] = "sqrt"
 
     def toeplitz_coefs(self, n: int) -> np.ndarray:
-        return square_root_coefs(self.check_size(n))
+        return power_coefs(-0.5, self.check_size(n), n)
 
     def inverse_coefs(self, n: int) -> np.ndarray:
         """First column of C⁻¹, shape (n,)."""
-        return inverse_square_root_coefs(self.check_size(n))
+        return power_coefs(0.5, self.check_size(n), n)
 
 
 class BandedSquareRoot(ToeplitzStrategy):
@@ -50,10 +76,23 @@ class BandedSquareRoot(ToeplitzStrategy):
     kind: ClassVar[str] = "banded-sqrt"
 
     def toeplitz_coefs(self, n: int) -> np.ndarray:
-        return _cut(square_root_coefs(self.check_size(n)), self.bands)
+        return power_coefs(-0.5, self.check_size(n), self.bands)
 
 
-class BandedInverseSquareRoot(ToeplitzStrategy):
+class _BandedInverse(ToeplitzStrategy):
+    """C of the first column of its inverse."""
+
+    @abc.abstractmethod
+    def inverse_coefs(self, n: int) -> Array:
+        """First column of C⁻¹, shape (n,)."""
+
+    def toeplitz_coefs(self, n: int) -> Array:
+        coefs = Toeplitz(self.inverse_coefs(n)).inverse_coefs(n)
+        # exactly >= 0, without the rounding dust of an FFT
+        return (jnp if isinstance(coefs, jax.Array) else np).maximum(coefs, 0)
+
+
+class BandedInverseSquareRoot(_BandedInverse):
     """C whose *inverse* has the first ``bands`` coefficients of the inverse square root.
 
     Kalinin, McKenna, Upadhyay, Lampert 2025. C⁻¹ is banded, so noise generation needs the last
@@ -63,15 +102,11 @@ class BandedInverseSquareRoot(ToeplitzStrategy):
     bands: int = setting()
     kind: ClassVar[str] = "banded-inverse-sqrt"
 
-    def inverse_coefs(self, n: int) -> np.ndarray:
-        """First column of C⁻¹, shape (n,)."""
-        return _cut(inverse_square_root_coefs(self.check_size(n)), self.bands)
-
-    def toeplitz_coefs(self, n: int) -> Array:
-        return _positive(Toeplitz(self.inverse_coefs(n)).inverse_coefs(n))
+    def inverse_coefs(self, n: int) -> Array:
+        return power_coefs(0.5, self.check_size(n), self.bands)
 
 
-class BandedInverseRoot(ToeplitzStrategy):
+class BandedInverseRoot(_BandedInverse):
     """C whose inverse has the first ``bands`` coefficients of (1 - x)^``exponent``.
 
     The exponent is in (0, 1], which makes C >= 0: 1/2 is :class:`BandedInverseSquareRoot`. Kalinin,
@@ -84,21 +119,4 @@ class BandedInverseRoot(ToeplitzStrategy):
     kind: ClassVar[str] = "banded-inverse-root"
 
     def inverse_coefs(self, n: int) -> Array:
-        """First column of C⁻¹, shape (n,)."""
-        numbers = jnp if isinstance(self.exponent, jax.Array) else np
-        t = np.arange(1, self.check_size(n))
-        ratios = numbers.where(t < self.bands, (t - 1 - self.exponent) / t, 0.0)
-        return numbers.concatenate([np.ones(1), numbers.cumprod(ratios)])
-
-    def toeplitz_coefs(self, n: int) -> Array:
-        return _positive(Toeplitz(self.inverse_coefs(n)).inverse_coefs(n))
-
-
-def _positive(coefs: Array) -> Array:
-    """Coefficients that are exactly >= 0, without the rounding dust of an FFT."""
-    return (jnp if isinstance(coefs, jax.Array) else np).maximum(coefs, 0)
-
-
-def _cut(coefs: np.ndarray, bands: int) -> np.ndarray:
-    coefs[bands:] = 0
-    return coefs
+        return power_coefs(self.exponent, self.check_size(n), self.bands)

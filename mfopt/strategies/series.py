@@ -135,9 +135,7 @@ def toeplitz(a: jax.Array, columns: int | None = None) -> jax.Array:
     return jnp.where(lag >= 0, a[jnp.clip(lag, 0)], 0)
 
 
-def geometric(
-    scale: jax.Array | np.ndarray, decay: jax.Array | np.ndarray, length: int
-) -> jax.Array:
-    """Σ_i scale_i decay_i^t for t = 0..length-1, with a finite gradient at decay = 0."""
-    powers = jnp.asarray(decay)[None, :] ** jnp.arange(length)[:, None]
-    return powers @ jnp.asarray(scale)
+def exponentials(scale: Any, decay: Any, n: int) -> Any:
+    """(1, Σ_i ω_i λ_i^(t-1)) for t < n; of numbers nothing is compiled."""
+    numbers: ModuleType = jnp if isinstance(decay, jax.Array) else np
+    return numbers.concatenate([np.ones(1), decay ** numbers.arange(n - 1)[:, None] @ scale])

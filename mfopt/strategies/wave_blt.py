@@ -58,8 +58,8 @@ class WaveBLT(Exponentials, ToeplitzStrategy):
         lag = jnp.arange(n - 1)
         angle = jnp.asarray(self.frequency) * lag + self.phase
         wave = self.weight * jnp.asarray(self.damping) ** lag * (1 + self.depth * jnp.cos(angle))
-        tail = series.geometric(self.scale, self.decay, n - 1) + wave
-        return jnp.asarray(self.gain) * jnp.concatenate([jnp.ones(1), tail])
+        coefs = series.exponentials(jnp.asarray(self.scale), jnp.asarray(self.decay), n)
+        return jnp.asarray(self.gain) * coefs.at[1:].add(wave)
 
     @float64
     def tables(self, n: int) -> tuple[Array, Array, Array]:
