@@ -204,7 +204,6 @@ def test_notes_from_elsewhere_or_edited_are_not_believed(certified, tmp_path, mo
     other = with_sigma(certified, 0.5 * certified.noise_multiplier)
     forged = {**json.loads(whole), "statement": proofs.statement(other)}
     _notes.note_path(proofs.statement(other)).write_text(json.dumps(forged))
-    _notes.note_path(proofs.statement(other)).write_text(json.dumps(forged))
     assert not other.proved_here
     _notes.note_path(proofs.statement(other)).write_text(whole)  # a note under another name
     assert not other.proved_here

@@ -212,7 +212,7 @@ def test_a_general_c_is_no_worse_than_what_it_began_from(monkeypatch):
     confirm, searched = runs._Job.confirm, []
 
     def confirmed(job, kind, starts, found, samples):
-        searched.append(types.SimpleNamespace(strategy=found.result()))
+        searched.append(types.SimpleNamespace(strategy=found.searched()))
         confirm(job, kind, starts, found, samples)
 
     monkeypatch.setattr(runs._Job, "confirm", confirmed)

@@ -45,9 +45,6 @@ _MAX_HISTORY = 2**16  # evaluations; of a longer optimization every second, thir
 _SHORT = 64  # parameters that do not grow with n may be so many even where n is less
 _ROUNDING = 1e-6  # relative: what a number that is computed again may differ by
 _FLOAT = np.dtype("<f8")
-# of files written by version 0.1.0; a file may lack arrays of noise/, which nothing here reads
-_RENAMED = {"noise/scale": "noise/blt_scale", "noise/decay": "noise/blt_decay"}
-
 _LATER = {"final_model_error"}  # facts that files of 0.2.0 and earlier lack
 
 
@@ -449,10 +446,11 @@ def _prove(archive: Archive, metadata: JsonObject, factorization: Factorization)
     """Refuse a file that is not, but for rounding, what saving ``factorization`` would write."""
     factorization.strategy.check_inverse(factorization.iterations)
     arrays, expected = _contents(factorization)
+    # a file may lack arrays of noise/, which nothing here reads
     for name, header in archive.headers.items():
         if name == "metadata":
             continue
-        if (value := arrays.get(_RENAMED.get(name, name))) is None:
+        if (value := arrays.get(name)) is None:
             raise ValueError(f"array {name!r} is not part of its kind of C")
         if header != Header(value.dtype, value.shape):
             raise ValueError(f"array {name!r} is {header}, not {value.shape}")
