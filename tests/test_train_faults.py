@@ -218,7 +218,7 @@ def test_what_cannot_work_is_said_before_anything_starts(data, tmp_path, monkeyp
                 "sampling": "fixed-batch:batch_size=5,population=20,iterations=4",
                 "strategy": "banded-sqrt",
             },
-            "strategy = 'banded-sqrt': has no account under fixed-batch.*zero-out",
+            "strategy = 'banded-sqrt': must be.*'identity': under fixed-batch.*zero-out.*account",
         ),
     ):
         with pytest.raises(UsageError, match=match):

@@ -10,6 +10,7 @@ from train_fixtures import synthetic_store
 from mfopt import sampling
 from mfopt.accounting.closed_form.group import black_box_group, one_unit_target
 from mfopt.errors import UsageError
+from mfopt.factorization import Factorization
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
 from mfopt.noise import NoiseStream
@@ -19,6 +20,7 @@ from mfopt.training.clipping import Clipping, NoClipping
 from mfopt.training.data import TokenStore
 from mfopt.training.loop import Execution
 from mfopt.training.units import RecordUnits, UserUnits
+from mfopt.workloads import PrefixSums
 
 STORE = synthetic_store(num_users=40, empty_users=(3,))
 SCHEME = sampling.BallsInBins(bins=4, epochs=2)
@@ -28,7 +30,7 @@ CLIP = 0.5
 def account_for(scheme=SCHEME, *, group_size=1, unit="user", sigma=1.5, strategy=None):
     guarantee = Guarantee(2.0, 1e-6, sigma, unit, group_size, method="for tests", status="bound")
     strategy = strategy or BLT([0.2], [0.8])
-    return privacy.account_for(Mechanism(scheme, strategy, group_size, unit), guarantee)
+    return Factorization(strategy, sigma, scheme, PrefixSums(), guarantee)
 
 
 def users():
@@ -174,10 +176,9 @@ def test_fixed_batches_protect_what_units_contribute():
     solved = privacy.solved(Mechanism(scheme, adjacency="zero-out", privacy_unit="user"), 4, 1e-6)
     stated = privacy.statement(solved, execution_for(solved, users()))
     assert stated.adjacency == "zero-out" and stated.epsilon == 4.0
-    other = dataclasses.replace(scheme, population=41)
-    wrong = Mechanism(other, adjacency="zero-out", privacy_unit="user")
+    wrong = dataclasses.replace(solved, sampling=dataclasses.replace(scheme, population=41))
     with pytest.raises(UsageError, match="population"):
-        execution_for(privacy.account_for(wrong, solved.guarantee), users())
+        execution_for(wrong, users())
 
 
 def test_black_box_group_privacy_against_the_chain_of_inequalities():
@@ -226,7 +227,7 @@ def test_sizes_of_noise_and_signal_against_sampled_noise():
     assert sizes["largest_signal_of_all_steps"] == pytest.approx(8 * sizes["largest_signal_norm"])
     assert sizes["largest_signal_norm"] == pytest.approx(CLIP * (40 / 4) / 10)
     # other strategies than Toeplitz take another path to the same numbers
-    independent = privacy.account_for(Mechanism(SCHEME, privacy_unit="user"), account.guarantee)
+    independent = dataclasses.replace(account, strategy=Identity())
     unchanged = privacy.noise_against_signal(execution_for(independent, users()), 50_000)
     of_all_steps = np.sqrt(8) * unchanged["noise_norm"]
     assert unchanged["noise_of_all_steps"] == pytest.approx(of_all_steps)

@@ -114,10 +114,18 @@ class Known(LossModel):
         return self.slow
 
 
+def sigma_of(model, seed=0):
+    return Engine(model, seed).noise_multiplier(1.0, DELTA)
+
+
+def certified(model, sigma=3.2, seed=0):
+    return Engine(model, seed).certify(sigma, 1.0, DELTA)
+
+
 QUESTIONS = {
-    "noise_multiplier": lambda model: Engine(model, 0).noise_multiplier(1.0, DELTA),
+    "noise_multiplier": sigma_of,
     "epsilon": lambda model: Engine(model, 0).epsilon(3.0, DELTA),
-    "certify": lambda model: Engine(model, 0).certify(3.2, 1.0, DELTA),
+    "certify": certified,
 }
 
 
@@ -176,11 +184,11 @@ def test_a_refused_first_value_starts_a_new_round_that_is_charged():
     refuse = 2 * DELTA, 0.0
     model = Known(lambda truth, number, key: refuse if number == 0 else (good, 0.0))
     with pytest.raises(FailureError, match="not certified"):
-        Engine(model, 0).noise_multiplier(1.0, DELTA)
+        sigma_of(model)
     assert len(model.asked) == 3  # one in each round
     good = DELTA * (1 - 2.1e-3)
     model = Known(lambda truth, number, key: refuse if number == 0 else (good, 0.0))
-    sigma = Engine(model, 0).noise_multiplier(1.0, DELTA)
+    sigma = sigma_of(model)
     assert sigma.beta == 2 * DELTA / 1000 and len(set(model.keys)) == len(model.keys)
 
 
@@ -212,7 +220,7 @@ def test_bad_values_are_released_no_more_often_than_beta(wrong, monkeypatch):
                 accepted = [verify.accepts(bounds.both, beta * DELTA, DELTA) for bounds in plan]
                 bad += any(accepted[1:])
                 continue
-            sigma = Engine(model, seed).noise_multiplier(1.0, DELTA)
+            sigma = sigma_of(model, seed)
         except FailureError:
             continue
         bad += Known.truth(sigma.noise_multiplier) > DELTA * (1 - beta)
@@ -251,29 +259,29 @@ def outcomes(tests, factor):
 def test_nothing_above_the_free_bound_is_ever_released():
     model = Known(lambda truth, number, key: (2 * DELTA, 0.0))  # no test is ever passed
     model.free = (Free(1.2),)
-    sigma = Engine(model, 0).noise_multiplier(1.0, DELTA)
+    sigma = sigma_of(model)
     assert sigma.method == "free" and sigma.beta == 0
     assert sigma.noise_multiplier == pytest.approx(outcomes(1, 1.2), rel=1e-9)
     model.free = (Free(1e3),)  # far from the estimate, and still what holds
-    sigma = Engine(model, 0).noise_multiplier(1.0, DELTA)
+    sigma = sigma_of(model)
     assert sigma.method == "free" and sigma.beta == 0
     # where tests are passed they win
     model = Known()
     model.free = (Free(1.2),)
-    sigma = Engine(model, 0).noise_multiplier(1.0, DELTA)
+    sigma = sigma_of(model)
     assert sigma.method == "known" and sigma.noise_multiplier < 3 * 1.2 ** (1 / SLOPE)
 
 
 def test_exact_bounds_need_no_samples():
     model = Known(lambda *_: (math.nan, math.nan))
     model.free = (Free(1.0, exact=True), Free(2.0))
-    sigma = Engine(model, 0).noise_multiplier(1.0, DELTA)
+    sigma = sigma_of(model)
     assert not model.asked and sigma.noise_multiplier == pytest.approx(3.0)
     assert Engine(model, 0).epsilon(3.0, DELTA).epsilon == pytest.approx(1.0)
     assert Engine(model, 0).delta(3.0, 1.0).delta == pytest.approx(1e-5)
-    assert Engine(model, 0).certify(3.001, 1.0, DELTA).method == "free"
+    assert certified(model, 3.001).method == "free"
     with pytest.raises(FailureError, match="not certified"):
-        Engine(model, 0).certify(2.999, 1.0, DELTA)
+        certified(model, 2.999)
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
@@ -292,7 +300,7 @@ def test_where_samples_say_too_little_what_holds_without_them_is_given():
     far.excess = 8.0  # a bound would cost half of σ: none is tried
     for model in (far, refused):
         with pytest.raises(FailureError, match="not certified"):
-            Engine(model, 0).noise_multiplier(1.0, DELTA)
+            sigma_of(model)
         reports, model.free, model.pilots = [], (Free(1e3),), 0
         model.asked.clear()
         sigma = Engine(model, 0, reports.append).noise_multiplier(1.0, DELTA)
@@ -316,26 +324,26 @@ def test_what_takes_long_without_samples_is_asked_where_they_say_too_little():
     loose.excess = math.log(4)
     for model in (refused, loose):
         model.free, model.slow = (Free(1e3),), (Free(1.2),)
-        sigma = Engine(model, 0).noise_multiplier(1.0, DELTA)
+        sigma = sigma_of(model)
         assert sigma.method == "free"
         tests = 3 if model is refused else 1
         assert sigma.noise_multiplier == pytest.approx(outcomes(tests, 1.2), rel=1e-9)
         # the control: a lower answer by samples stands
         model.slow = (Free(1e3),)
-        other = Engine(model, 0).noise_multiplier(1.0, DELTA)
+        other = sigma_of(model)
         assert (other.method == "known") == (model is loose)
         assert other.noise_multiplier > 1.01 * sigma.noise_multiplier
     tight = Known()
     tight.free, tight.slow = (Free(1e3),), None  # is not asked
-    assert Engine(tight, 0).noise_multiplier(1.0, DELTA).method == "known"
+    assert sigma_of(tight).method == "known"
     # a statement, and δ
     refused.free, refused.slow = (), (Free(1.2),)
-    assert Engine(refused, 0).certify(3.1, 1.0, DELTA).method == "free"
+    assert certified(refused, 3.1).method == "free"
     with pytest.raises(FailureError, match="not certified"):
-        Engine(refused, 0).certify(3.01, 1.0, DELTA)
+        certified(refused, 3.01)
     refused.slow = (Nothing(1.2),)
     with pytest.raises(FailureError, match="was accepted in 3 tests"):
-        Engine(refused, 0).noise_multiplier(1.0, DELTA)
+        sigma_of(refused)
     loose.free, loose.slow, loose.excess = (), (Free(1.2),), 1.0
     assert Engine(loose, 0).delta(3.0, 1.0).delta == pytest.approx(1.2e-5)
 
@@ -399,12 +407,12 @@ def test_a_search_follows_the_slope_of_its_bounds():
     """Within a test: by the slope of δ̂ it would need more than there are rounds."""
     model = Flat()
     model.most_slack = 1.0
-    actual = Engine(model, 0).noise_multiplier(1.0, DELTA)
+    actual = sigma_of(model)
     lowest = 3 * 10 ** (3 / SLOPE)
     assert lowest <= actual.noise_multiplier < 1.02 * lowest and actual.tests == 1
     model.ceiling = lambda sigma: 1e-4  # has no slope
     with pytest.raises(FailureError, match="not certified"):
-        Engine(model, 0).noise_multiplier(1.0, DELTA)
+        sigma_of(model)
 
 
 class Chance(Known):
@@ -427,9 +435,9 @@ def certified_again(seeds):
     """How many released σ are certified with another seed."""
     occupied = 0
     for seed in seeds:
-        sigma = Engine(Chance(), seed).noise_multiplier(1.0, DELTA).noise_multiplier
+        sigma = sigma_of(Chance(), seed).noise_multiplier
         with contextlib.suppress(FailureError):
-            occupied += Engine(Chance(), 1000 + seed).certify(sigma, 1.0, DELTA).delta == DELTA
+            occupied += certified(Chance(), sigma, 1000 + seed).delta == DELTA
     return occupied
 
 
@@ -442,7 +450,7 @@ def test_a_sigma_that_was_certified_is_certified_again(monkeypatch):
 
 def test_each_round_of_a_certificate_has_its_own_samples_and_counts():
     model = Known(lambda truth, number, key: (DELTA * (1.1 - 0.06 * number), 0.0), samples=None)
-    certificate = Engine(model, 0).certify(3.2, 1.0, DELTA)
+    certificate = certified(model, 3.2)
     assert certificate.tests == 3 and certificate.beta == pytest.approx(3 * DELTA / 1000)
     used = model.keys + model.pilot_keys
     assert len(set(used)) == len(used) > 3 and len(model.keys) == 3
@@ -452,7 +460,7 @@ def test_each_round_of_a_certificate_has_its_own_samples_and_counts():
 def test_statements_that_are_false_by_far_are_refused_before_the_samples():
     model = Known(samples=None)
     with pytest.raises(FailureError, match="a pilot estimates as much"):
-        Engine(model, 0).certify(2.5, 1.0, DELTA)
+        certified(model, 2.5)
     assert not model.asked and model.pilots == 1
 
 

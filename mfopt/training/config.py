@@ -223,14 +223,12 @@ class TrainConfig:
         for check, names in _CHECKS.items():
             for name in names.split():
                 check(name, getattr(self, name))
-        for broken, names, rule, way_out in self._rules():
+        for broken, name, rule, way_out in self._rules():
             if broken:
-                values = [getattr(self, name) for name in names.split(", ")]
-                value = values[0] if len(values) == 1 else tuple(values)
-                raise _check.reject(names, value, rule, way_out)
+                raise _check.reject(name, getattr(self, name), rule, way_out)
 
     def _rules(self) -> Iterator[tuple[object, str, str, str]]:
-        """Yield (whether it is broken, settings, rule, way out), for rules about several."""
+        """Yield (whether it is broken, setting, rule, way out), for rules about several."""
         chosen = f"algorithm = {self.algorithm!r}"
         private = self.algorithm != "none"
         for field in dataclasses.fields(self):
@@ -262,9 +260,9 @@ class TrainConfig:
                 and self.strategy != "optimized"
                 and scheme.run_adjacency != "add-remove",
                 "strategy",
-                f"has no account under {scheme.kind}, whose runs have {scheme.run_adjacency} "
-                "adjacency: C = I alone has one",
-                "Use strategy = 'identity', or another sampling.",
+                f"must be 'optimized' or 'identity': under {scheme.kind}, whose runs have "
+                f"{scheme.run_adjacency} adjacency, C = I alone has an account",
+                "Or use another sampling.",
             )
         yield from (
             (not private and self.noise == "secure", "noise", f"has no effect on {chosen}", ""),
@@ -312,8 +310,8 @@ class TrainConfig:
             ),
             (
                 self.sampling and private and not (self.epsilon and self.delta),
-                "epsilon, delta",
-                "are needed with `sampling`",
+                "epsilon",
+                "is needed with `sampling`, and `delta` too",
                 "",
             ),
         )

@@ -100,48 +100,48 @@ def _execute(
         # step without asking each other at every one
         alone = jax.process_count() == 1
         clock = time.monotonic()
-        unasked: contextlib.AbstractContextManager[list[int]] = contextlib.nullcontext([])
-        with _signals.noted() if alone else unasked as signals:
-            stop = start if _settled(history, config.patience) else prepared.steps
-            for result in trainer.run(state, max(start, stop)):
-                recorder.step(result)
-                state = result.state
-                done = result.step + 1
-                if not healthy(state):
-                    checkpoints.wait()
-                    good = checkpoints.restore(trainer.init(), prepared.secret).state
-                    _finish(prepared, good)
-                    raise FailureError(
-                        f"after step {done} the parameters, or the loss of a public row with them, "
-                        f"are not finite: training has diverged. {folder / MODEL} is that of "
-                        f"step {int(good.step)}. Start a new run in another folder with a lower "
-                        f"learning rate (now {prepared.facts['learning_rate']:g}), or with a "
-                        "larger epsilon."
-                    )
-                ends = done == prepared.steps
-                if ends:  # beyond what the pace of the steps tells
-                    report(Progress("evaluating"))
-                if ends or (config.evaluate_every and done % config.evaluate_every == 0):
-                    latest = evaluate(state)
-                    evaluated = done
-                    recorder.evaluations(done, latest)
-                    if (watched := latest.get(VALIDATION, latest.get(PUBLIC))) is not None:
-                        history.append(watched.loss)
-                    ends |= _settled(history, config.patience)
-                late = alone and time.monotonic() - clock > _CHECKPOINT_SECONDS
-                if ends or late or done % config.checkpoint_every == 0:
+        signals = recorder.enter_context(_signals.noted()) if alone else []
+        stop = start if _settled(history, config.patience) else prepared.steps
+        for result in trainer.run(state, max(start, stop)):
+            recorder.step(result)
+            state = result.state
+            done = result.step + 1
+            if not healthy(state):
+                checkpoints.wait()
+                good = checkpoints.restore(trainer.init(), prepared.secret).state
+                _finish(prepared, good)
+                raise FailureError(
+                    f"after step {done} the parameters, or the loss of a public row with them, "
+                    f"are not finite: training has diverged. {folder / MODEL} is that of "
+                    f"step {int(good.step)}. Start a new run in another folder with a lower "
+                    f"learning rate (now {prepared.facts['learning_rate']:g}), or with a "
+                    "larger epsilon."
+                )
+            ends = done == prepared.steps
+            if ends:  # beyond what the pace of the steps tells
+                report(Progress("evaluating"))
+            if ends or (config.evaluate_every and done % config.evaluate_every == 0):
+                latest = evaluate(state)
+                evaluated = done
+                recorder.evaluations(done, latest)
+                if (watched := latest.get(VALIDATION, latest.get(PUBLIC))) is not None:
+                    history.append(watched.loss)
+                ends |= _settled(history, config.patience)
+            unsaved = time.monotonic() - clock
+            late = alone and unsaved > _CHECKPOINT_SECONDS
+            if ends or late or done % config.checkpoint_every == 0:
+                save()
+                saved = done
+                clock = time.monotonic()
+            if ends:
+                break
+            if signals:
+                if saved != done:
                     save()
-                    saved = done
-                    clock = time.monotonic()
-                if ends:
-                    break
-                if signals:
-                    if saved != done:
-                        save()
-                    checkpoints.wait()
-                    command = f"mfopt train --config {prepared.folder / 'config.toml'} --resume"
-                    progress_made = f"after step {done} of {prepared.steps}, which is saved"
-                    raise _signals.interrupted(signals[0], f"{progress_made}; `{command}` resumes")
+                checkpoints.wait()
+                command = f"mfopt train --config {prepared.folder / 'config.toml'} --resume"
+                progress_made = f"after step {done} of {prepared.steps}, which is saved"
+                raise _signals.interrupted(signals[0], f"{progress_made}; `{command}` resumes")
     checkpoints.wait()
     stated = _finish(prepared, state)
     done = int(state.step)
@@ -158,7 +158,8 @@ def _execute(
 def _settled(history: list[float], patience: int) -> bool:
     """Return True if the last ``patience`` losses are no lower than an earlier one."""
     earlier = history[:-patience]
-    return bool(patience and earlier) and min(earlier) <= min(history[-patience:])
+    recent = history[-patience:]
+    return bool(patience and earlier) and min(earlier) <= min(recent)
 
 
 def _finish(prepared: Prepared, state: TrainState) -> JsonObject | None:

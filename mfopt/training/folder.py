@@ -19,7 +19,7 @@ from mfopt.training.secrets import RunSecret
 
 CHECKPOINTS = "checkpoints"
 REPORT = "privacy-report.json"
-ACCOUNT = "account.json"
+ACCOUNT = "account.npz"
 MODEL = "model"  # what a run exports
 _SECRETS = ("secret", "secret.copy")  # the same content: one flipped bit must not lose a run
 _USED = b"\nnoise was drawn from it\n"  # the end of a secret after its run's first checkpoint

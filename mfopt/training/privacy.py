@@ -35,15 +35,11 @@ REPORT_FORMAT = 3
 _MOST_NUMBERS = 20_000  # of C in a report; a larger one is in its factorization file
 
 
-def account_for(mechanism: Mechanism, guarantee: Guarantee) -> Factorization:
-    """The account of a run: ``mechanism`` and its statement at one σ."""
-    sigma = guarantee.noise_multiplier
-    return Factorization(mechanism.strategy, sigma, mechanism.sampling, PrefixSums(), guarantee)
-
-
 def solved(mechanism: Mechanism, epsilon: float, delta: float) -> Factorization:
     """The smallest σ for (ε, δ). Where the accountant samples, σ differs from call to call."""
-    return account_for(mechanism, account_of(mechanism, epsilon=epsilon, delta=delta))
+    guarantee = account_of(mechanism, epsilon=epsilon, delta=delta)
+    sigma = guarantee.noise_multiplier
+    return Factorization(mechanism.strategy, sigma, mechanism.sampling, PrefixSums(), guarantee)
 
 
 def statement(

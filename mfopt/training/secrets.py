@@ -60,7 +60,7 @@ class RunSecret:
 
     def derive(self, purpose: str) -> bytes:
         """32 bytes for ``purpose``, from which neither the secret nor another purpose's follow."""
-        return hmac.new(self._value, purpose.encode(), hashlib.sha256).digest()
+        return hmac.digest(self._value, purpose.encode(), "sha256")
 
     def twin(self, number: int = 0) -> RunSecret:
         """Another secret that follows from this one, for runs to compare with."""
@@ -76,7 +76,7 @@ class RunSecret:
 
     def seal(self, message: bytes) -> str:
         """HMAC-SHA256 of ``message`` under this run's sealing key, hex."""
-        return hmac.new(self.derive("seal"), message, hashlib.sha256).hexdigest()
+        return hmac.digest(self.derive("seal"), message, "sha256").hex()
 
 
 def uniform_hash(seed: int, step: int, *numbers: np.ndarray) -> np.ndarray:

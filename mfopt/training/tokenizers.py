@@ -21,7 +21,6 @@ _CHAT_START = "<|im_start|>"
 
 with _extras.required():
     import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 END_OF_TEXT = "<|endoftext|>"
 _MOST_ENTRIES = 2**20  # the trainer reserves memory for all of them; GPT-2 has 50,257
@@ -96,18 +95,15 @@ class Tokenizer:
         """
         if _check.integer("vocab_size", vocab_size, at_least=257) > _MOST_ENTRIES:
             raise _check.reject("vocab_size", vocab_size, f"must be at most {_MOST_ENTRIES}")
-        backend = tokenizers.Tokenizer(models.BPE())
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.decoder = decoders.ByteLevel()
-        backend.post_processor = processors.ByteLevel(trim_offsets=False)
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=[END_OF_TEXT],
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        trained = tokenizers.ByteLevelBPETokenizer()
+        trained.train_from_iterator(
+            iter(texts),
+            vocab_size,
+            min_frequency=0,
             show_progress=False,
+            special_tokens=[END_OF_TEXT],
         )
-        backend.train_from_iterator(texts, trainer)
-        return cls(backend)
+        return cls(tokenizers.Tokenizer.from_str(trained.to_str()))
 
     @property
     def vocab_size(self) -> int:
@@ -164,6 +160,7 @@ def _end_token(folder: Path, backend: tokenizers.Tokenizer) -> str:
     """The end token that ``config.json`` in a model's folder names; GPT-2's without one."""
     try:
         ends = json.loads((folder / "config.json").read_bytes())["eos_token_id"]
-        return backend.id_to_token(ends[0] if isinstance(ends, list) else ends) or END_OF_TEXT
+        end = ends[0] if isinstance(ends, list) else ends
+        return backend.id_to_token(end) or END_OF_TEXT
     except (OSError, ValueError, LookupError, TypeError):
         return END_OF_TEXT  # who reads the model says what is wrong with its folder

@@ -6,13 +6,12 @@ The audit must attack what trains: both are built here, from the same settings.
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import jax
 from jax.sharding import Mesh
 
-from mfopt._runtime import _check, _files
+from mfopt._runtime import _check
 from mfopt.accounting.closed_form.group import one_unit_target
 from mfopt.errors import FailureError
 from mfopt.factorization import Factorization, proofs
@@ -34,8 +33,6 @@ from mfopt.training.loop import Execution
 from mfopt.training.secrets import RunSecret
 from mfopt.training.units import RecordUnits, Units, UserUnits
 
-_ANOTHER = "Begin a new run in another folder."
-
 
 def account_of(
     config: TrainConfig, folder: Path, progress: Report, *, resuming: bool = False
@@ -50,7 +47,8 @@ def account_of(
 
     Raises:
         UsageError: what is kept there is not for these settings.
-        FailureError: what is kept there, or in a factorization file, could not be proved.
+        FailureError: what is kept there, or in a factorization file, is damaged or could not be
+            proved.
     """
     if config.algorithm == "none":
         return None
@@ -84,10 +82,18 @@ def account_of(
     kept = resuming and path.is_file()
     if not kept and jax.process_index() == 0:
         solved = privacy.solved(accounted, *target)
-        _files.write(path, solved.guarantee.describe() | {"sampling": sampled.describe()})
+        solved.save(path, force=True)
         proofs.note(solved)
     meshes.wait_for_lead("account")
-    return _read(path, accounted, target, progress if kept else None)
+    account = load_factorization(path)
+    stated = account.guarantee
+    way_out = "Resume with what the run was started with (its config.toml), or start a new run."
+    in_target = stated.epsilon <= target[0] and stated.delta <= target[1]
+    if not (account.mechanism == accounted and in_target):
+        rule = f"differs from the run, whose account ({path}) is {stated}"
+        raise _check.reject("resume", "epsilon, delta, sampling or unit", rule, way_out)
+    # a kept one anybody may have written
+    return _proved(account, progress if kept else None, way_out, f"{path} could not be proved: ")
 
 
 def _proved(
@@ -102,30 +108,6 @@ def _proved(
             raise FailureError(f"{subject}{problem} {way_out}") from None
     meshes.wait_for_lead("proof")
     return account
-
-
-def _read(
-    path: Path,
-    accounted: Mechanism,
-    target: tuple[float, float],
-    progress: Report | None,
-) -> Factorization:
-    """The account in a run's file. With ``progress`` anybody may have written it: it is proved."""
-    try:
-        facts = json.loads(path.read_text())
-        scheme = facts.pop("sampling")
-        stated = Guarantee.from_description(facts)
-        account = privacy.account_for(accounted, stated)
-        _check.noise_multiplier(account.noise_multiplier)
-        is_equal = scheme == accounted.sampling.describe() and account.mechanism == accounted
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
-        rule = f"is not an account of a run ({problem})"
-        raise _check.reject("output", str(path), rule, _ANOTHER) from None
-    way_out = "Resume with what the run was started with (its config.toml), or start a new run."
-    if not (is_equal and stated.epsilon <= target[0] and stated.delta <= target[1]):
-        rule = f"differs from the run, whose account ({path}) is {stated}"
-        raise _check.reject("resume", "epsilon, delta, sampling or unit", rule, way_out)
-    return _proved(account, progress, way_out, f"{path} could not be proved: ")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -84,8 +84,7 @@ def build(
     target = _files.check_output(out, force=force or reuse, name="out", folder=True)
     if target.exists() and not (target / REPORT).is_file():
         raise _check.reject("out", str(out), "is not a built data folder, so it is not replaced")
-    ready = tokenizer if isinstance(tokenizer, Tokenizer) else None
-    if ready is None and public is None:
+    if public is None and not isinstance(tokenizer, Tokenizer):
         rule = "a tokenizer is part of the released model and is not trained on private data"
         way_out = "Give a tokenizer.json, or public text to train on."
         raise _check.reject("tokenizer", tokenizer, rule, way_out)
@@ -93,9 +92,6 @@ def build(
         "mfopt": __version__,
         "source": source.describe(),
         "public": public and public.describe(),
-        "tokenizer": tokenizer if ready is None else ready.digest,
-        # what is skipped follows from the source
-        "options": {k: v for k, v in dataclasses.asdict(options).items() if k != "skip_bad"},
     }
     if reuse and target.exists():
         earlier = read_report(target)
@@ -145,9 +141,8 @@ def _written(
                 "hold_out": dataclasses.asdict(chosen.hold_out),
                 "public": name == "public",
             }
-            reading[name] = counts | builder.finish(
-                folder, metadata, name=name, hold_out=chosen.hold_out, progress=progress
-            )
+            reading[name] = counts
+            builder.finish(folder, metadata, name=name, hold_out=chosen.hold_out, progress=progress)
     stores = open_parts(folder)
     parts = {
         name: {

@@ -95,11 +95,11 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
         name: str = "train",
         hold_out: HoldOut | None = None,
         progress: Report = silent,
-    ) -> dict[str, int]:
+    ) -> None:
         """Group by user and write ``folder/<name>`` (and the held-out parts).
 
         Users stand in the order in which they first came, records of a user in the order in which
-        they came. Returns records per part.
+        they came.
 
         Args:
             folder, name: where the parts go, and the name of the one that is not held out.
@@ -129,7 +129,6 @@ class TokenStoreBuilder(contextlib.AbstractContextManager["TokenStoreBuilder"]):
             if len(records):
                 facts = {**metadata, "part": part, "vocab_size": self.vocab_size}
                 self._write(Path(folder) / part, records, owners[records], names, facts, progress)
-        return {part: len(records) for part, records in parts.items()}
 
     def _write(
         self,

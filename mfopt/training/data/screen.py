@@ -6,18 +6,15 @@ The numbers are computed from the data without noise, and as private as the data
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mfopt._runtime import _check
+from mfopt.training.config import TrainConfig
 from mfopt.training.data import EMBEDDED
 from mfopt.training.data.build import read_report, reasons
 from mfopt.training.data.stdlib import lines_of
 from mfopt.training.data.store import TokenStore, open_parts
-
-if TYPE_CHECKING:
-    from mfopt.training.config import TrainConfig
 
 
 def check(config: TrainConfig) -> None:

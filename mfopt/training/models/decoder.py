@@ -168,9 +168,10 @@ class Attention(nnx.Module):
         for layer in self.layers:
             setattr(self, layer, config.linear(f"attn/{layer}", adapters))
         self.normed = config.family.query_norm
-        features = {"head": (self.size, self.size), "width": (config.queries, config.shared)}
-        for name, count in zip(("q_norm", "k_norm"), features.get(self.normed, ()), strict=False):
-            setattr(self, name, config.norm(count))
+        for name in ("q", "k") if self.normed else ():
+            columns = config.matrices[f"attn/{name}_proj"][1]
+            features = self.size if self.normed == "head" else columns
+            setattr(self, f"{name}_norm", config.norm(features))
 
     def _heads(self, rows: jax.Array, norm: str) -> jax.Array:
         """Rows (L, heads * size) of queries or keys as (L, heads, size), normalized, rotated."""
@@ -251,8 +252,7 @@ class Decoder(nnx.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         (length,) = tokens.shape
         if length > self.positions:
-            rule = f"the model has {self.positions} positions"
-            raise _check.reject("length", length, rule)
+            raise _check.reject("length", length, f"the model has {self.positions} positions")
         dtype = jnp.dtype(self.dtype)
         x = jnp.take(self.wte[...], tokens, axis=0)
         if self.scale != 1:

@@ -379,16 +379,6 @@ class DecoderConfig:
         """Tokens of the longest sequence."""
         return int(min(self.max_position_embeddings, self.sliding_window or math.inf))
 
-    @property
-    def queries(self) -> int:
-        """Width of all queries; of keys and values: :attr:`shared`."""
-        return self.num_attention_heads * self.head_dim
-
-    @property
-    def shared(self) -> int:
-        """Width of all keys, and of all values."""
-        return self.num_key_value_heads * self.head_dim
-
     def norm(self, features: int | None = None) -> Norm:
         """A norm over ``features``; None: the width of the model."""
         family = self.family
@@ -400,8 +390,8 @@ class DecoderConfig:
         """(rows, columns) of each linear layer of a block."""
         d = self.hidden_size
         hidden = self.intermediate_size
-        queries = self.queries
-        shared = self.shared
+        queries = self.num_attention_heads * self.head_dim
+        shared = self.num_key_value_heads * self.head_dim  # of keys, and of values
         if self.family.learned:
             return dict(zip(TASKS, ((d, 3 * d), (d, d), (d, hidden), (hidden, d)), strict=True))
         columns = (queries, shared, shared, d, hidden, hidden, d)

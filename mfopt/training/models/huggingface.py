@@ -101,8 +101,7 @@ def _adapted(config: DecoderConfig, lora: LoRAConfig | None) -> dict[str, LoRACo
     for layer in lora.layers:
         present = [x for x in (layer, *TASKS.get(layer, ())) if x in config.matrices]
         if not present:
-            rule = f"must be some of {tuple(config.matrices)}"
-            raise _check.reject("layers", layer, rule)
+            raise _check.reject("layers", layer, f"must be some of {tuple(config.matrices)}")
         adapted |= dict.fromkeys(present, lora)
     return adapted
 
