@@ -30,6 +30,16 @@ def trainer_for(**options):
     return Trainer(model, execution, optax.adam(0.1))
 
 
+@pytest.fixture
+def trainer():
+    return trainer_for()
+
+
+@pytest.fixture
+def secret():
+    return RunSecret.fresh()
+
+
 def equal(a, b):
     return all(
         np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
@@ -38,11 +48,11 @@ def equal(a, b):
 
 @pytest.mark.ci
 def test_checkpoints_hold_the_whole_state_keep_the_last_and_are_secret(
-    tmp_path, monkeypatch, caplog
+    tmp_path, trainer, secret, monkeypatch, caplog
 ):
     threshold = "orbax.checkpoint.checkpoint_manager._WAIT_FOR_PREV_SAVE_WARNING_THRESHOLD_SECS"
     monkeypatch.setattr(threshold, -1)  # saves that wait are no news
-    trainer, secret, kept = trainer_for(), RunSecret.fresh(), {}
+    kept = {}
     with Checkpoints(tmp_path / "c") as checkpoints:
         # saved while the loop goes on and reuses the buffers
         for result in trainer.run(trainer.init(loop_tests.KEY)):
@@ -66,8 +76,7 @@ def test_checkpoints_hold_the_whole_state_keep_the_last_and_are_secret(
     assert stat.S_IMODE((tmp_path / "c").stat().st_mode) == 0o700
 
 
-def test_a_checkpoint_of_another_run_is_refused(tmp_path):
-    trainer, secret = trainer_for(), RunSecret.fresh()
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, trainer, secret):
     with Checkpoints(tmp_path / "c") as checkpoints:
         checkpoints.save(trainer.init(), secret, {"run": {"data": "a", "settings": "b"}})
     with Checkpoints(tmp_path / "c") as checkpoints:
@@ -77,8 +86,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
             checkpoints.restore(trainer.init(), secret, run=changed)
 
 
-def test_a_half_written_checkpoint_is_not_found(tmp_path):
-    trainer, secret = trainer_for(), RunSecret.fresh()
+def test_a_half_written_checkpoint_is_not_found(tmp_path, trainer, secret):
     with Checkpoints(tmp_path / "c") as checkpoints:
         checkpoints.save(trainer.init(), secret, {})
     # what a kill leaves behind: a folder under its temporary name
@@ -149,8 +157,9 @@ def test_export_is_the_model_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_full_disk_is_told_in_one_line_and_the_last_whole_checkpoint_stays(tmp_path, monkeypatch):
-    trainer, secret = trainer_for(), RunSecret.fresh()
+def test_a_full_disk_is_told_in_one_line_and_the_last_whole_checkpoint_stays(
+    tmp_path, trainer, secret, monkeypatch
+):
     state = trainer.init(loop_tests.KEY)
     with Checkpoints(tmp_path / "c") as checkpoints:
         checkpoints.save(state, secret, {})
@@ -187,8 +196,7 @@ def flip(path, index):
 # the reader's own threads find its event loop closed when a read of damaged bytes has failed
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("complete", before_release([False, True], 0))
-def test_a_flipped_bit_is_never_loaded(complete, tmp_path):
-    trainer, secret = trainer_for(), RunSecret.fresh()
+def test_a_flipped_bit_is_never_loaded(complete, tmp_path, trainer, secret):
     states = saved_twice(tmp_path / "whole", trainer, secret)
     files = [path for path in sorted((tmp_path / "whole" / "2").rglob("*")) if path.is_file()]
     largest = max(files, key=lambda path: path.stat().st_size)
@@ -221,8 +229,7 @@ def test_a_flipped_bit_is_never_loaded(complete, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_where_no_checkpoint_is_whole_none_is_touched(tmp_path):
-    trainer, secret = trainer_for(), RunSecret.fresh()
+def test_where_no_checkpoint_is_whole_none_is_touched(tmp_path, trainer, secret):
     saved_twice(tmp_path / "c", trainer, secret)
     for step in ("1", "2"):
         facts = next((tmp_path / "c" / step / "facts").iterdir())

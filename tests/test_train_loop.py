@@ -36,6 +36,11 @@ def store_and_model():
     return synthetic_store(num_users=USERS, empty_users=(3,)), bigram_model()
 
 
+def users_and_model():
+    store, model = store_and_model()
+    return UserUnits(store, records=2, length=LENGTH, seed=5), model
+
+
 def stream(clip_norm, strategy=STRATEGY, iterations=STEPS):
     return NoiseStream(strategy, iterations=iterations, noise_multiplier=0.7, clip_norm=clip_norm)
 
@@ -75,15 +80,14 @@ SLOW = {"length": LENGTH, "normalizer": 5.0, "rate": 0.3}
 @pytest.mark.ci
 @pytest.mark.parametrize("noise", [True, False])
 def test_user_level_sampling_against_algorithm_2(noise):
-    store, model = store_and_model()
-    units = UserUnits(store, records=2, length=LENGTH, seed=5)
+    units, model = users_and_model()
     final = run(model, execution_for(units, noise=noise))[-1]
     batches = []
     for step in range(STEPS):
-        chosen = select(store, SCHEME.sample(step, USERS, 7), 2, key=(5, step))
+        chosen = select(units.store, SCHEME.sample(step, USERS, 7), 2, key=(5, step))
         batches.append([[r for r in row if r >= 0] for row in chosen])
     rows = noise_rows(model.params, 0.4) if noise else None
-    slow = dp_sgd(model, store, batches, noise=rows, clip_norm=0.4 if noise else None, **SLOW)
+    slow = dp_sgd(model, units.store, batches, noise=rows, clip_norm=0.4 if noise else None, **SLOW)
     assert_close(final.state.params, slow)
     assert int(final.state.step) == STEPS
 
@@ -103,8 +107,7 @@ def test_example_level_sampling_against_algorithm_1():
 
 @pytest.mark.release
 def test_normalized_clipping_is_a_learning_rate_over_the_clip_norm():
-    store, model = store_and_model()
-    units = UserUnits(store, records=2, length=LENGTH, seed=5)
+    units, model = users_and_model()
     normalized = execution_for(units, clipping=Clipping(0.4, normalized=True))
     a = run(model, execution_for(units), optax.sgd(0.3))[-1].state.params
     b = run(model, normalized, optax.sgd(0.3 * 0.4))[-1].state.params
@@ -114,8 +117,7 @@ def test_normalized_clipping_is_a_learning_rate_over_the_clip_norm():
 @pytest.mark.ci
 @pytest.mark.parametrize("name", before_release(["sgd", "momentum", "adam"], 2))
 def test_optimizers_act_on_the_noised_mean(name):
-    store, model = store_and_model()
-    units = UserUnits(store, records=2, length=LENGTH, seed=5)
+    units, model = users_and_model()
     rate = schedule("cosine", 0.05, STEPS)
     optimizer = make_optimizer(TrainConfig("file.npz", optimizer=name), rate)
     results = run(model, execution_for(units), optimizer, keep_release=True)
@@ -128,8 +130,7 @@ def test_optimizers_act_on_the_noised_mean(name):
 
 @pytest.mark.ci
 def test_accumulation_changes_neither_noise_nor_sum():
-    store, model = store_and_model()
-    units = UserUnits(store, records=2, length=LENGTH, seed=5)
+    units, model = users_and_model()
     result = run(model, execution_for(units, microbatch=2), keep_release=True)
     large = run(model, execution_for(units, microbatch=16), keep_release=True)
     for a, b in zip(result, large, strict=True):
@@ -257,15 +258,14 @@ def test_the_control_without_clipping_moves_further():
 
 
 def test_a_run_past_n_is_refused():
-    store, model = store_and_model()
-    units = UserUnits(store, records=2, length=LENGTH, seed=5)
+    units, model = users_and_model()
     trainer = Trainer(model, execution_for(units), optax.sgd(0.1))
     with pytest.raises(UsageError, match="covers 6 iterations"):
         next(trainer.run(trainer.init(), stop=7))
 
 
 def test_executions_that_do_not_fit_are_refused():
-    units = UserUnits(store_and_model()[0], records=2, length=LENGTH, seed=5)
+    units, _ = users_and_model()
     for changes, match in (
         ({"sampler": sampling.UnitSampler(SCHEME, USERS - 1, 7)}, "16 units"),
         ({"noise": None}, "protects nothing"),

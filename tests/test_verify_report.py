@@ -160,10 +160,13 @@ def test_a_certified_file_is_proved_again(data, tmp_path):  # noqa: F811
 def test_the_command_line(data, tmp_path):  # noqa: F811
     facts = report_of(data, tmp_path / "run")
     path = tmp_path / "report.json"
-    path.write_text(json.dumps(facts))
     runner = CliRunner()
-    shown = runner.invoke(command, [str(path), "--quiet"], catch_exceptions=False)
-    assert shown.exit_code == 0
+
+    def checked(content, **options):
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return runner.invoke(command, [str(path), "--quiet"], **options)
+
+    assert checked(facts, catch_exceptions=False).exit_code == 0
     said = runner.invoke(command, [str(path)], catch_exceptions=False)
     assert "not verifiable" in said.stdout
     assert "computed here" in said.stdout and "told by the report" in said.stdout
@@ -172,23 +175,18 @@ def test_the_command_line(data, tmp_path):  # noqa: F811
     printed = json.loads(runner.invoke(command, [str(path), "--json"]).stdout)
     assert printed["holds"] and len(printed["checks"]) > 10
     for name, exit_code in (("train", 0), ("train: all is covered", 1)):  # as JSON is printed
-        path.write_text(json.dumps({"schema": 1, "command": name, **facts}))
-        assert runner.invoke(command, [str(path), "--quiet"]).exit_code == exit_code
+        assert checked({"schema": 1, "command": name, **facts}).exit_code == exit_code
     pinned = report_of(data, tmp_path / "pinned", seed=3)
     assert pinned["pinned"] and not pinned["holds"]
-    path.write_text(json.dumps(pinned))
-    refused = runner.invoke(command, [str(path), "--quiet"])
+    refused = checked(pinned)
     assert refused.exit_code == 1 and "claims a guarantee" in refused.stderr
-    path.write_text(json.dumps(facts | {"parameters": 3}))
-    wrong = runner.invoke(command, [str(path), "--quiet"])
+    wrong = checked(facts | {"parameters": 3})
     assert wrong.exit_code == 1 and "noise against signal" in wrong.stderr
     rng = np.random.default_rng(0)
-    for content in ("", "[]", "{}", '{"format": 3}', json.dumps(facts | {"sampling": 3})):
-        path.write_text(content)
-        bad = runner.invoke(command, [str(path), "--quiet"])
+    for content in ("", [], {}, {"format": 3}, facts | {"sampling": 3}):
+        bad = checked(content)
         assert bad.exit_code == 2 and "privacy report" in bad.stderr, content
     for _ in range(20):  # a part of it gone
         fewer = dict(facts)
         del fewer[rng.choice(sorted(fewer))]
-        path.write_text(json.dumps(fewer))
-        assert runner.invoke(command, [str(path), "--quiet"]).exit_code in (0, 1, 2)
+        assert checked(fewer).exit_code in (0, 1, 2)

@@ -137,7 +137,7 @@ class Tokenizer:
         spelled = any(piece.special for piece in pieces)
         if spelled and self.backend.token_to_id(_CHAT_START) is None:
             rule = f"chats are written with {_CHAT_START}, which this tokenizer does not have"
-            way_out = "Write them by the model's own template, as prompt and completion."
+            way_out = "Begin from a model that has it (`model`), or write prompts and completions."
             raise _check.reject("messages", pieces[0].text, rule, way_out)
         tokens = []
         predicted = []
