@@ -94,7 +94,7 @@ def memory(scheme: BinScheme, work: Load) -> float:
         return _BASE + 8 * (pair + 30 * n)
     entry, size = kinds.find(kind), Size(bins * epochs, bins, bands, buffers)
     parameters = entry.parameters(size)
-    if _throws(scheme) > 1:
+    if scheme.throws > 1:
         # normals of antithetic pairs in float32, samples in chunks; overlaps of an assignment
         search = samples * n / 2 + 6 * n * bins + entry.working(size)
         return 2 * _BASE + 8 * (search + (2 * _PAIRS[True] + 12) * parameters + 30 * n)
@@ -121,8 +121,8 @@ def search_seconds(scheme: BinScheme, *, samples: int, evaluations: int) -> floa
       evaluations: of the objective, at most.
     """
     bins = float(scheme.bins)
-    if _throws(scheme) > 1:
-        return min(evaluations, _USUAL_CHAIN) * samples * bins * _throws(scheme) * _CHAIN
+    if scheme.throws > 1:
+        return min(evaluations, _USUAL_CHAIN) * samples * bins * scheme.throws * _CHAIN
     group_count = groups(scheme)
     expected = min(evaluations, _USUAL_GROUPED if group_count < bins else _USUAL)
     between = _PER_STEP * searched(scheme).iterations if time_scaled.has_many_modes(scheme) else 0.0
@@ -144,11 +144,10 @@ def announce(
     """
     if jax.default_backend() != "cpu":
         return
-    compiling = _COMPILING * (2 if _throws(scheme) > 1 else 1)
+    compiling = _COMPILING * (2 if scheme.throws > 1 else 1)
     total = max(_proof_seconds(scheme, work) for work in searches)
     for work, count in zip(searches, evaluations, strict=False):
-        total += search_seconds(scheme, samples=work.samples, evaluations=count)
-    total += compiling * len(searches)
+        total += compiling + search_seconds(scheme, samples=work.samples, evaluations=count)
     if total >= _LONG:
         note = f"this may take about {words.duration(total)} on two cores"
         note += " (Ctrl-C keeps the best so far)"
@@ -158,8 +157,8 @@ def announce(
 def _proof_seconds(scheme: BinScheme, work: Load) -> float:
     """A certificate's seconds, without compilation, where costs were measured."""
     bins = float(scheme.bins)
-    if _throws(scheme) > 1:
-        return SAMPLES * bins * _throws(scheme) * _CHAIN_PROOF
+    if scheme.throws > 1:
+        return SAMPLES * bins * scheme.throws * _CHAIN_PROOF
     if _structured(work.kind, scheme, work.scaled) and bins >= nested.LEAST:
         certified, row = _USUAL_PROOF, float(nested.per_row(scheme.bins))
     else:
@@ -195,11 +194,6 @@ def require(scheme: BinScheme, work: Load) -> None:
 def _structured(kind: str, scheme: BinScheme, scaled: bool) -> bool:
     """Return True if G comes from buffers and the modes are never formed."""
     return scaled and kind == "blt" and time_scaled.has_many_modes(scheme)
-
-
-def _throws(scheme: BinScheme) -> int:
-    """Number of times that a unit's steps are drawn."""
-    return int(getattr(scheme, "throws", 1 if scheme.most_bands is None else scheme.epochs))
 
 
 def _has_buffers(kind: str, size: Size) -> bool:

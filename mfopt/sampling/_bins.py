@@ -46,6 +46,11 @@ class BinScheme(Scheme, abstract=True):
         """Most bands of a C that is accounted for; None where any C is."""
         return None
 
+    @property
+    def throws(self) -> int:
+        """Number of times that a unit's steps are drawn."""
+        return self.epochs
+
     def expected_batch(self, population: int) -> float:
         """Mean number of units in an iteration."""
         return _check.integer("population", population) / self.bins

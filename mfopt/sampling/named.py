@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mfopt._runtime import _check
-from mfopt.sampling._bins import SeparatedScheme
 from mfopt.sampling.b_min_sep import BMinSep
 from mfopt.sampling.balls_in_bins import BallsInBins
 from mfopt.sampling.base import Scheme
@@ -35,10 +34,7 @@ OWNERS = {
 }
 
 # schemes with a separation, and the part of an epoch that it is by default
-_SEPARATED: dict[str, tuple[type[SeparatedScheme], int]] = {
-    BMinSep.kind: (BMinSep, 2),
-    RandomPartition.kind: (RandomPartition, 8),
-}
+_PART_OF_EPOCH = {BMinSep: 2, RandomPartition: 8}
 
 
 def named_scheme(
@@ -73,10 +69,10 @@ def named_scheme(
     with _check.renamed_arguments({"rethrow": "reassign_every"}):
         if name == FreshBins.kind:
             return FreshBins(bins, epochs, chosen.get("reassign_every", 1))
-    if name in _SEPARATED:
-        separated, part = _SEPARATED[name]
-        default_separation = max(1, min(max(bins // part, bands), bins - 1))
-        return separated(bins, epochs, chosen.get("separation", default_separation))
+    for separated, part in _PART_OF_EPOCH.items():
+        if name == separated.kind:
+            default_separation = max(1, min(max(bins // part, bands), bins - 1))
+            return separated(bins, epochs, chosen.get("separation", default_separation))
     if name == BallsInBins.kind:
         return BallsInBins(bins, epochs)
     in_order = FixedOrder(bins, epochs)  # checks both numbers
