@@ -363,10 +363,13 @@ def test_bad_options_are_refused_before_any_work(options):
     assert not evaluations
 
 
+def test_a_form_without_an_account_is_refused_before_any_search():
+    with pytest.raises(UsageError, match="not banded"):
+        searched(FreshBins(4, 2), 2.0, 1e-4, strategy="dense", progress=pytest.fail)
+
+
 @pytest.mark.ci
 def test_a_loss_that_is_never_a_number_is_an_error_with_words():
-    from mfopt.errors import FailureError
-
     start = S.BandedToeplitz([1.0, 0.5, 0.3])
     with pytest.raises(FailureError, match="not a number"):
         optimized("banded-toeplitz", loss=lambda c, sigma: sigma * jnp.nan, init=start, samples=256)

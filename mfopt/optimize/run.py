@@ -25,7 +25,7 @@ from mfopt.optimize.question import Question, Search, Target
 from mfopt.optimize.search import CHECKS, minimize
 from mfopt.progress import Report, silent
 from mfopt.sampling import BinScheme
-from mfopt.strategies import Strategy
+from mfopt.strategies import Identity, Strategy
 
 _BACK = 0.3  # of the way to its start, from where a short search is begun a second time
 _PLAIN = 0.05  # gain of log error over a start that no fit to the samples explains: 0.03 was seen
@@ -121,7 +121,7 @@ def optimize(scheme: BinScheme, question: Question, progress: Report = silent) -
             coarse_problem = _Problem(smaller, law(smaller), loss.loss(smaller.iterations), smaller)
         loss = loss.loss(searched.iterations)
     n = searched.iterations
-    bands = min(16 if form.bands is None else form.bands, n)
+    bands = min(defaults.BANDS if form.bands is None else form.bands, n)
     buffers = defaults.buffers(scheme) if form.buffers is None else form.buffers
     size = kinds.Size(n, searched.bins, bands, buffers)
     problem = _Problem(searched, law(searched).coarse(), loss, scheme)
@@ -317,6 +317,8 @@ class _Job:
             starts = [start for start in converted if start is not None]
             return _Search(kind, starts, limit, count, _budget(len(starts), limit))
         stages = kinds.Stage(kind, size).chain()
+        if len(stages) > 1 and (identity := kind.convert(Identity(), size)) is not None:
+            self.problem.law.check_shape(identity)  # before the searches that it begins from
         most_evaluations = 0
         for stage in stages:
             if self.stretches(stage):
