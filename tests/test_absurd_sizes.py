@@ -17,11 +17,10 @@ def refusal(words):
 @every
 def test_a_size_beyond_use_is_refused_where_it_is_read(path):
     for param in of(path):
-        value = getattr(param.type, "most", None)
-        if value is not None:
-            for size in ("1e15", f"{value + 1}"):
-                name = param.opts[0]
-                assert f"must be at most {value}" in refusal([*path, f"{name}={size}"]), name
+        if isinstance(param.type, options.Count | sweeps.Sweep) and param.type.maximum:
+            for size in ("1e15", f"{param.type.maximum + 1}"):
+                said = refusal([*path, f"{param.opts[0]}={size}"])
+                assert f"must be at most {param.type.maximum}" in said, said
 
 
 LIMITED = ("--certify-samples", "--group-size", "--points", "--repeats", "--samples", "--jobs")

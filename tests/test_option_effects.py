@@ -229,9 +229,8 @@ def inputs(tmp_path_factory):
         (folder / name).write_text("mine")
     (folder / "c.toml").write_text("[model]\nwidth = 32\nheads = 2\n")
     np.save(folder / "w.npy", np.ones(8))
-    for name, text in (("gpt2/config.json", '{"model_type": "gpt2"}'),):
-        (folder / name).parent.mkdir()
-        (folder / name).write_text(text)
+    (folder / "gpt2").mkdir()
+    (folder / "gpt2/config.json").write_text('{"model_type": "gpt2"}')
     store = folder / "store"
     texts = [f"--data={folder / 'a.jsonl'}", f"--public={folder / 'b.jsonl'}"]
     main(["data", "build", str(store), *texts, "--vocab-size=300", "--quiet"])

@@ -41,9 +41,6 @@ class Page(html.parser.HTMLParser):
     def handle_endtag(self, tag):
         assert self.open.pop() == tag, tag
 
-    def handle_startendtag(self, tag, attributes):
-        self.addresses += [v for k, v in attributes if k in ("src", "href", "xlink:href")]
-
     def handle_data(self, data):
         self.text += data
 
