@@ -173,6 +173,7 @@ BAD = {
     "--strategy identity --bands 3": "--bands 3: has no effect",
     "--strategy toeplitz --buffers 3": "--buffers 3: has no effect with toep",
     "--sampling fresh-bins --strategy banded-toeplitz --bands 99": "--bands 99: must be at most 4",
+    "--sampling poisson": "--strategy sqrt: plain Poisson sampling is accounted for C = I only",
     "--momentum 0.9": "--momentum has no effect without --workload momentum",
     "--objective median": "objective",
     "--workload none.npy": "workload",

@@ -258,7 +258,7 @@ def largest_shift(strategy: Strategy, recursion: Recursion, iterations: int) -> 
     noise = _LARGEST_DRAW * float(np.max(np.linalg.norm(inverse, axis=1)))
     if not noise / float(np.min(gains)) * STEPS <= _LARGEST:
         rule = "its noise is too large for a grid in float64"
-        raise _check.reject("strategy", strategy.describe(), rule)
+        raise _check.reject("strategy", strategy.kind, rule)
     arithmetic = _EPSILON * _operations(
         recursion, inverse, lambda rows: _LARGEST_DRAW * np.linalg.norm(rows, axis=-1)
     )

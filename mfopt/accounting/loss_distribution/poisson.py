@@ -69,8 +69,8 @@ def poisson(
     n = scheme.iterations
     if unamplified.bands(strategy, n) > 1:
         rule = "plain Poisson sampling is accounted for C = I only"
-        way_out = "Use CyclicPoisson with as many bands as C has, or BallsInBins for any C >= 0."
-        raise _check.reject("strategy", strategy.describe(), rule, way_out)
+        way_out = "Use cyclic-poisson with as many bands as C has, or balls-in-bins for any C >= 0."
+        raise _check.reject("strategy", strategy.kind, rule, way_out)
     scale, even = _scale(strategy, n, 1)
     return Rounds(_drawn(group_size, scheme.probability, adjacency), n, scale, even)
 
@@ -91,7 +91,7 @@ def cyclic_poisson(
     width = unamplified.bands(strategy, n)
     if width > scheme.bands:
         rule = f"C has {width} bands: participations would overlap in C x"
-        way_out = f"Use CyclicPoisson with bands >= {width}, or BallsInBins for any C >= 0."
+        way_out = f"Use cyclic-poisson with bands >= {width}, or balls-in-bins for any C >= 0."
         raise _check.reject("bands", scheme.bands, rule, way_out)
     scale, even = _scale(strategy, n, scheme.bands)
     return Rounds(_drawn(1, scheme.probability, adjacency), scheme.rounds, scale, even)
@@ -122,8 +122,8 @@ def fixed_batch(
     n = scheme.iterations
     if unamplified.bands(strategy, n) > 1:
         rule = "fixed batches are accounted for C = I only"
-        way_out = "Use BallsInBins for any C >= 0."
-        raise _check.reject("strategy", strategy.describe(), rule, way_out)
+        way_out = "Use balls-in-bins for any C >= 0."
+        raise _check.reject("strategy", strategy.kind, rule, way_out)
     scale, even = _scale(strategy, n, 1)
     chance = scheme.batch_size / scheme.population
     if adjacency == "zero-out":
