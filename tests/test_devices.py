@@ -56,6 +56,11 @@ def searches(cases):
     return collected
 
 
+def test_the_default_device_may_be_named_by_its_platform():
+    with jax.default_device("cpu"):
+        assert [*sharding.devices()] == jax.devices()[:1]
+
+
 def ends():
     """Where a search ends."""
     best = searched(SCHEME, EPSILON, DELTA, strategy="blt", buffers=1, samples=256, seed=0)

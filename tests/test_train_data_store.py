@@ -183,12 +183,13 @@ def test_damage_is_found(on_disk, tmp_path):
     with pytest.raises(UsageError, match="does not exist"):
         open_parts(tmp_path / "nowhere")
     tokens = np.load(on_disk / "tokens.npy")
-    np.save(on_disk / "tokens.npy", tokens[::-1])
-    with pytest.raises(UsageError, match="content_digest"):
-        TokenStore.open(on_disk).verify()
-    np.save(on_disk / "tokens.npy", tokens + np.uint16(100))
-    with pytest.raises(UsageError, match="below 100"):
-        TokenStore.open(on_disk).verify()
+    for written, match in (
+        (tokens[::-1], "content_digest"),
+        (tokens + np.uint16(100), "below 100"),
+    ):
+        np.save(on_disk / "tokens.npy", written)
+        with pytest.raises(UsageError, match=match):
+            TokenStore.open(on_disk).verify()
     np.save(on_disk / "tokens.npy", tokens[:-1])
     with pytest.raises(UsageError, match="record_offsets"):
         TokenStore.open(on_disk)
@@ -207,13 +208,11 @@ def test_damage_is_found(on_disk, tmp_path):
     (on_disk / "metadata.json").write_text(json.dumps(facts | {"format_version": 2}))
     with pytest.raises(UsageError, match="version 1"):
         TokenStore.open(on_disk)
-    for content in ("1", "[]", '"x"', "null", json.dumps(facts | {"vocab_size": "2"}), "[" * 10**5):
+    untyped = json.dumps(facts | {"vocab_size": "2"})
+    for content in ("1", "[]", '"x"', "null", untyped, "[" * 10**5, "{"):
         (on_disk / "metadata.json").write_text(content)
-        with pytest.raises(UsageError, match=r"unreadable|format_version"):
+        with pytest.raises(UsageError, match="unreadable"):
             TokenStore.open(on_disk)
-    (on_disk / "metadata.json").write_text("{")
-    with pytest.raises(UsageError, match="unreadable"):
-        TokenStore.open(on_disk)
 
 
 def test_chunks_hold_every_token_once_and_none_alone():

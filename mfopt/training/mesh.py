@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import ArrayLike
 
 from mfopt._runtime import _check
+from mfopt.accounting.monte_carlo import sharding
 from mfopt.training.models import PyTree
 
 DATA = "data"  # name of the axis
@@ -32,7 +33,7 @@ def devices() -> list[jax.Device]:
     if jax.process_count() > 1:
         rule = f"is one device, and {jax.process_count()} processes train together on all of theirs"
         raise _check.reject("jax_default_device", str(chosen), rule, "Leave it unset.")
-    return jax.devices(chosen)[:1] if isinstance(chosen, str) else [chosen]
+    return [*sharding.devices()]
 
 
 def on_cpu() -> bool:

@@ -24,6 +24,8 @@ _SPLIT, _SAME = PartitionSpec("samples"), PartitionSpec()
 def devices() -> Devices:
     """Local devices that samples are sharded over: the default device alone where one is set."""
     chosen = getattr(jax.config, "jax_default_device")  # noqa: B009 - not in its stubs
+    if isinstance(chosen, str):  # a platform
+        return (jax.local_devices(backend=chosen)[0],)
     return tuple(jax.local_devices()) if chosen is None else (chosen,)
 
 
