@@ -53,7 +53,7 @@ def test_a_unit_that_cannot_be_printed_is_refused_before_the_search(unit, monkey
     def no_search(*_, **__):
         raise AssertionError("searching")
 
-    monkeypatch.setattr("mfopt.optimize.factorize", no_search)
+    monkeypatch.setattr("mfopt._api.factorize", no_search)
     for words in (["optimize", "--epochs=2", "--iters=4", "--eps=2"], ["account", "dpsgd"]):
         said = refusal([*words, f"--unit={unit}"])
         assert "--unit" in said and ("control characters" in said or "is empty" in said)

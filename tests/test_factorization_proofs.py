@@ -248,7 +248,7 @@ def test_one_certificate_is_asked_for_and_its_refusal_holds(certified, monkeypat
     requests = []
 
     def refused(loss, sigma, epsilon, delta, **options):
-        requests.append((delta, options.get("samples")))
+        requests.append((delta, options["effort"].samples))
         raise FailureError("not certified")
 
     monkeypatch.setattr(proofs, "certify", refused)
