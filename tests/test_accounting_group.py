@@ -40,9 +40,6 @@ class SampledGaussian:
     name, work, chunk_parts = "Gaussian", 1, 1
     at = staticmethod(lambda tilt, point: tilt)
 
-    def estimating(self):
-        return self
-
     def least(self, direction, point):
         return SimpleNamespace(kind=direction, order=1, log_ceiling=0.0)
 

@@ -11,7 +11,7 @@ from test_fresh_bins import all_patterns
 
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.loss_distribution import assignment
+from mfopt.accounting.loss_distribution import allocation, assignment
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.loss_distribution.assignment import BinAssignment
 from mfopt.accounting.loss_distribution.exchange import PublicMixture
@@ -26,7 +26,7 @@ from mfopt.strategies import Identity
 
 @pytest.mark.parametrize(("bins", "sigma"), [(6, 1.2), (32, 0.6)])
 @pytest.mark.parametrize("direction", ["remove", "add"])
-def test_one_law_serves_many_thresholds(bins, sigma, direction):
+def test_one_law_serves_many_thresholds(bins, sigma, direction, monkeypatch):
     profile = AllocationProfile(bins, sigma**-2)
     epsilons = np.linspace(0, 3, 601)
     actual = assignment.log_hinges(bins, sigma**-2, epsilons, direction)
@@ -35,6 +35,8 @@ def test_one_law_serves_many_thresholds(bins, sigma, direction):
     assert np.all(np.abs(actual[::150] - entry)[nearby] < 2e-3) and np.all(np.diff(actual) < 0)
     if direction == "remove":  # the larger one, which the lower bound is of
         assert actual[300] > profile.log_delta_below(float(epsilons[300]))
+    monkeypatch.setattr(allocation, "_SUMMED", 1e-9)  # what running sums round is counted
+    assert (assignment.log_hinges(bins, sigma**-2, epsilons, direction) > actual).all()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 NODES = {
     "mfopt": 10_885,
     "mfopt/_runtime": 7_930,
-    "mfopt/accounting": 111_085,
+    "mfopt/accounting": 110_901,
     "mfopt/calibration": 310,
     "mfopt/experiments": 16_585,
     "mfopt/factorization": 4_400,

@@ -64,6 +64,7 @@ _FAR = 6.0  # standard errors beyond which a statement is not worth a test
 _LARGE = 50.0  # ε from which on overlaps may be beyond what likelihoods are known for
 _LOOSE = 0.05  # of x over its estimate, from which on ``slow_bounds`` are asked too
 _BELOW = 1e-6  # failure probability of a lower end, in one try
+_PART = 4  # of a test's samples, that a try of a lower end takes at most where they are many
 _SHARES = (0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)  # of a σ or ε, by which it is tried smaller
 _DOMAIN = 0x76657269  # keys of the engine: no other user of the same seed draws from them
 
@@ -290,7 +291,8 @@ class Engine:
             for number, share in enumerate(_SHARES):
                 smaller = list(statement)
                 smaller[place] *= 1 - share
-                if self._log_below(smaller[0], smaller[1], enough, number) > enough:
+                trial = self._below(number, verified.samples // _PART)
+                if self._log_below(smaller[0], smaller[1], trial, enough) > enough:
                     return smaller[place]
         return 0.0
 
@@ -299,12 +301,15 @@ class Engine:
         if not verified.tests:
             return 0.0
         with self._stage("bounding from below"):
-            return math.exp(self._log_below(verified.noise_multiplier, verified.epsilon))
+            statement = verified.noise_multiplier, verified.epsilon
+            return math.exp(self._log_below(*statement, self._below(0)))
+
+    def _below(self, number: int, samples: int = 0) -> Trial:
+        return Trial(max(samples, self.model.least_samples), _BELOW, self._key(4, number))
 
     def _log_below(
-        self, sigma: float, epsilon: float, enough: float = -math.inf, number: int = 0
+        self, sigma: float, epsilon: float, trial: Trial, enough: float = -math.inf
     ) -> float:
-        trial = Trial(self.model.least_samples, _BELOW, self._key(4, number))
         try:
             return self.model.log_below(sigma, epsilon, trial, enough)
         except FailureError:  # σ is beyond numerical range
@@ -429,7 +434,7 @@ class Engine:
 
                 def judged(plan: Plan, n: int, slope: float = slope) -> tuple[float, ...]:
                     slack = (bound(plan, n) - plan.log_mean) / slope
-                    return slack, worthwhile, max(worthwhile, _COSTLY)
+                    return slack, worthwhile, max(2 * worthwhile, _COSTLY)
 
                 plan, samples = self._plan(*point_at(centre), beta, judged, (number, attempt))
                 height = bound(plan, samples)

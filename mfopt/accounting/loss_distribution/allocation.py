@@ -80,7 +80,7 @@ class AllocationProfile(Profile):
             return -math.inf
         moved = threshold + (_SLACK if below else -_SLACK) * abs(threshold)
         inside, rounding, lost = map(float, log_excess(composed, np.array([moved]))[:, 0])
-        allowance = composed.allowance + _SUMMED * composed.law.size
+        allowance = summed_allowance(composed)
         if below:
             wrapped = math.log1p(2 * math.exp(-LOG_WINDOW_TAIL) / composed.rounding)
             left = -math.expm1(min(rounding + wrapped - inside, 0.0)) if inside > rounding else 0.0
@@ -279,6 +279,11 @@ def linear_part(bins: int, gram: float) -> tuple[float, float]:
     """(variance of the mean of √g z over the bins, upper bound of χ² less that): Λ - 1 is linear in
     the noise but for that, for :meth:`.NearlyLinear.of`."""
     return gram / bins, gram**2 / 2 * math.exp(gram) / bins if gram < 100 else math.inf
+
+
+def summed_allowance(composed: ComposedLosses) -> float:
+    """What transform and running sums may change logs of :func:`log_excess` by."""
+    return composed.allowance + _SUMMED * composed.law.size
 
 
 def log_excess(composed: ComposedLosses, thresholds: np.ndarray) -> np.ndarray:

@@ -37,6 +37,7 @@ from mfopt.accounting.loss_distribution.allocation import (
     AllocationProfile,
     linear_part,
     log_excess,
+    summed_allowance,
 )
 from mfopt.accounting.loss_distribution.convolution import Composition
 from mfopt.accounting.loss_distribution.distribution import LARGEST_WINDOW, LossDistribution
@@ -315,7 +316,7 @@ def _block(
     if composed.high <= sign * (bottom if sign > 0 else top):  # the window ends below all of them
         return np.empty(0)
     inside, rounding, lost = log_excess(composed, sign * thresholds)
-    values = np.logaddexp.reduce([inside, rounding, lost]) + composed.allowance
+    values = np.logaddexp.reduce([inside, rounding, lost]) + summed_allowance(composed)
     if sign > 0:
         with np.errstate(divide="ignore"):
             tail, error = profile.beyond(math.log(top), epsilons)

@@ -21,21 +21,12 @@ _LOWER = 7 / 8  # of an order, the next lower one that is tried
 _LEAST_WAIT = -300.0  # log of the chance of no participation in a block: float64 ends beyond
 
 
-class _EstimatedLoss(PatternLoss):
-    """For estimates: a proven ceiling takes long."""
-
-    proven = staticmethod(separated_ceilings.estimated)
-
-
 class BMinSepLoss(PatternLoss):
     """One unit, any C >= 0 with at most as many bands as the separation."""
 
     name = "b-min-sep"
     proven = staticmethod(separated_ceilings.ceilings)
     estimated = staticmethod(separated_ceilings.estimated)
-
-    def estimating(self) -> PatternLoss:
-        return _EstimatedLoss(self.likelihood)
 
     def remove_tilts(self, ceilings: Ceilings, point: Point) -> Sequence[Tilt]:
         scaled = self.likelihood.scaled(point.noise_multiplier)

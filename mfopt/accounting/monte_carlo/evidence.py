@@ -167,18 +167,21 @@ class Pilot(NamedTuple):
     samples: int
 
     @property
+    def means(self) -> tuple[float, float]:
+        """Averages of f/B and of its square."""
+        return float(self.sums.total) / self.samples, float(self.sums.square) / self.samples
+
+    @property
     def log_mean(self) -> float:
         """log of the estimate of H; −inf where no sample was above 0."""
-        mean = float(self.sums.total) / self.samples
+        mean, _ = self.means
         return math.log(mean) + self.tilt.log_ceiling if mean > 0 else -math.inf
 
     @property
     def deviation(self) -> float:
         """Relative standard deviation of one sample; infinite where none was above 0."""
-        mean = float(self.sums.total) / self.samples
-        if not mean > 0:
-            return math.inf
-        return math.sqrt(max(float(self.sums.square) / self.samples - mean**2, 0.0)) / mean
+        mean, square = self.means
+        return math.sqrt(max(square - mean**2, 0.0)) / mean if mean > 0 else math.inf
 
     def expected(self, samples: int, beta: float) -> tuple[int, float]:
         """The bet to use with ``samples`` samples, and log of the expected bound over H.
@@ -195,19 +198,22 @@ class Pilot(NamedTuple):
         bet, scaled = betting.choose(np.asarray(self.sums.log_wealth), self.samples, samples, beta)
         return bet, math.log(scaled + above) + self.tilt.log_ceiling
 
-    def log_below(self, other: Pilot, beta: float) -> float:
+    def log_below(self, other: Pilot, samples: int, beta: float) -> float:
         """log of a lower bound of H except with probability ``beta``; −∞ where nothing is shown.
 
         Args:
           other: a pilot of the same proposal on other samples, which the bet is chosen by.
+          samples: so many as these; others where only what they would show is asked for.
           beta: failure probability.
         """
-        square = float(other.sums.square) / other.samples
-        if not 0 < square < math.inf:
+        reach, (mean, square) = -math.log(beta) / samples, other.means
+        if not (mean > 0 and square < math.inf):
             return -math.inf
-        bet = math.sqrt(-2 * math.log(beta) / (self.samples * square))
-        sums = float(self.sums.total), float(self.sums.square)
-        scaled = betting.lower_bound(*sums, bet, self.samples, beta) * (1 - _BELOW) - COARSE
+        # below the mean by about λv/2 + λ²m³/3 + log(1/β)/(nλ), v the variance
+        variance = max(square - mean**2, 1e-30 * mean**2)
+        bet = min(math.sqrt(2 * reach / variance), (1.5 * reach) ** (1 / 3) / mean)
+        total, square = (samples * mean for mean in self.means)
+        scaled = betting.lower_bound(total, square, bet, samples, beta) * (1 - _BELOW) - COARSE
         return math.log(scaled) + self.tilt.log_ceiling if scaled > 0 else -math.inf
 
     def agrees(self, log_mean: float) -> bool:

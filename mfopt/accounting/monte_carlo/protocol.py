@@ -102,10 +102,6 @@ class SampledLoss(abc.ABC):
     def start(self, epsilon: float, delta: float) -> float:
         """Initial σ of a search."""
 
-    def estimating(self) -> SampledLoss:
-        """The same loss for estimates: its ceilings prove nothing where proofs take long."""
-        return self
-
     def group(self, size: int) -> SampledLoss | None:
         """The loss of so many units; None where no more is known than the profile of one."""
         return None

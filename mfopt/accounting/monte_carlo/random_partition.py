@@ -197,7 +197,7 @@ def _powers(
         log_value = loss - likelihood.log_density(exponents, question.order) + paid
         return log_value - question.log_ceiling, ()
 
-    at = drawn.products + noise, drawn, question.points
+    at = noise, 1.0, drawn, question.points
     return sums(importance.on_points(point_key, evaluate, *at)[0])
 
 

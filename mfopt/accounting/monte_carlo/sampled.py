@@ -43,6 +43,7 @@ _DECISIVE = 4.0  # standard errors below δ at which a direction is met
 _ENOUGH_ERROR = 1e-3  # of σ, relative, where a certificate begins: its pilots decide
 _SERVES = 0.1  # of log σ and of ε: how far a proposal serves
 _ALONE = 0.5  # a ceiling below this part of the other direction's δ̂ needs no samples
+_PILOT = 16  # part of a test's samples, that a lower end is planned by
 _ENOUGH, _SAFE, _LEAST = 5, 5.0, 8192  # the lesser direction's samples are halved so often at most,
 # while its bound stays below the other's by so many standard errors, down to so many
 # of ε, in largest norms over σ: a sampled pair may have a Gram matrix up to 3e-9 of the largest
@@ -125,7 +126,6 @@ class OneUnit(LossModel):
         rough: bool = False,
     ) -> None:
         self.loss, self.samples, self.work, self.worth = loss, samples, loss.work, loss.worth
-        self._estimating = loss.estimating()
         self.method = f"{loss.name} Monte Carlo, Rényi-tilted, estimate-verify-release"
         self.estimator = f"{loss.name} Monte Carlo, {loss.estimator}"
         self.alone, self.deterministic = companions is None, deterministic
@@ -143,11 +143,11 @@ class OneUnit(LossModel):
         if self._rough:
             return removed
         point = self._at("add", noise_multiplier, epsilon)
-        tilt = self._estimating.least("add", point)
+        tilt = self.loss.least("add", point)
         # a ceiling below the other direction's estimate is enough
         if self._with_constant("add", tilt.log_ceiling) <= removed:
             return removed
-        tilt = self._estimating.estimator_tilt("add", point)
+        tilt = self.loss.estimator_tilt("add", point)
         log_mean = self._glanced(tilt, point, chunked.seed_key(0)).log_mean
         return max(removed, self._with_constant("add", log_mean))
 
@@ -156,7 +156,7 @@ class OneUnit(LossModel):
     ) -> float:
         """log δ̂ of the remove direction."""
         point = self._at("remove", noise_multiplier, epsilon)
-        tilt = self._estimating.least("remove", point)
+        tilt = self.loss.least("remove", point)
         pilot = self._glanced(tilt, point, chunked.seed_key(0), samples)
         return self._with_constant("remove", pilot.log_mean)
 
@@ -165,7 +165,7 @@ class OneUnit(LossModel):
     ) -> Pilot:
         """A pilot of what is sampled, by the proposal of least ceiling."""
         samples = self.least_samples // 4 if self._rough else samples
-        return self._estimating.pilot(tilt, point, samples, key)
+        return self.loss.pilot(tilt, point, samples, key)
 
     def _at(self, direction: SampledDirection, noise_multiplier: float, epsilon: float) -> Point:
         return Point(noise_multiplier, epsilon, self.companions[direction].payoff)
@@ -201,11 +201,11 @@ class OneUnit(LossModel):
         """
         sigma, log_delta = start if other is None else other.value, math.log(delta)
         point = self._at(direction, sigma, epsilon)
-        tilt = self._estimating.least(direction, point)
+        tilt = self.loss.least(direction, point)
         if other is not None:
             if self._with_constant(direction, tilt.log_ceiling) <= log_delta:
                 return None
-            tilt = self._estimating.estimator_tilt(direction, point)
+            tilt = self.loss.estimator_tilt(direction, point)
             glance = self._glanced(tilt, point, key)
             error = glance.deviation / math.sqrt(glance.samples)
             above = glance.log_mean + math.log1p(_DECISIVE * error)
@@ -217,10 +217,10 @@ class OneUnit(LossModel):
         def excess(samples: int, sigma: float) -> float:
             at = self._at(direction, sigma, epsilon)
             try:
-                moved = self._estimating.at(tilt, at)
+                moved = self.loss.at(tilt, at)
             except FailureError:  # σ is out of range, and leads nowhere
                 return math.nan
-            pilots.append(self._estimating.pilot(moved, at, samples, key))
+            pilots.append(self.loss.pilot(moved, at, samples, key))
             return self._with_constant(direction, pilots[-1].log_mean) - log_delta
 
         for samples in (max(self._calibrate_samples // 4, _FIRST_SAMPLES), self._calibrate_samples):
@@ -373,18 +373,24 @@ class OneUnit(LossModel):
         # of the remove direction; the payoff of a companion is a bound from above
         if not self.alone:
             return -math.inf
-        loss, blur = self._estimating, _BLUR * self.loss.sensitivity / noise_multiplier
+        blur = _BLUR * self.loss.sensitivity / noise_multiplier
         point = self._at("remove", noise_multiplier, epsilon + blur)
-        tilt = loss.least("remove", point)
-        size = max(self.least_samples // 4, 256)
-        pilot = loss.pilot(tilt, point, size, chunked.subkey(trial.key, 1))
-        # what so many samples as the test's should show
-        square = (1 + pilot.deviation**2) / trial.samples
-        spread = math.sqrt(-2 * math.log(trial.beta) * square)
-        if not spread < 1 or not pilot.log_mean + math.log1p(-spread) > enough:
+        tilt = self._known_tilt("remove", point) or self.loss.least("remove", point)
+        size = max(trial.samples // _PILOT, 1)
+        pilot = self.loss.pilot(tilt, point, size, chunked.subkey(trial.key, 1))
+
+        def suffice(samples: int) -> bool:
+            spread = pilot.deviation * math.hypot(1 / math.sqrt(samples), 1 / math.sqrt(size))
+            below = pilot.log_below(pilot, samples, trial.beta)
+            return spread < 1 and below + math.log1p(-spread) > enough
+
+        samples = trial.samples
+        if not suffice(samples):
             return -math.inf
-        drawn = loss.pilot(tilt, point, trial.samples, chunked.subkey(trial.key, 2))
-        return drawn.log_below(pilot, trial.beta)
+        while enough > -math.inf and samples > size and suffice(samples // 2):
+            samples //= 2
+        drawn = self.loss.pilot(tilt, point, samples, chunked.subkey(trial.key, 2))
+        return drawn.log_below(pilot, drawn.samples, trial.beta)
 
     def free_bounds(self) -> Sequence[FreeBound]:
         if not self.alone:

@@ -92,12 +92,9 @@ class SampledChain(LossModel):
 
     def __init__(self, loss: SampledLoss, group_size: int, samples: int | None = None) -> None:
         self.group_size, self.samples = group_size, samples
-        # the curve is of estimates: a proven ceiling may take longer than its samples
-        self._estimating = loss.estimating()
         if group_size >= _MANY:
-            loss, self._estimating = copy.copy(loss), copy.copy(self._estimating)
-            for part in (loss, self._estimating):  # they may be frozen dataclasses
-                object.__setattr__(part, "chunk_parts", _PARTS)
+            loss = copy.copy(loss)
+            object.__setattr__(loss, "chunk_parts", _PARTS)  # it may be a frozen dataclass
         self.loss, self.work, self.most_work = loss, loss.work, _MOST_WORK
         # a part of a chunk is made whole
         self._least = max(chunked.chunk_size(self.work * loss.chunk_parts), _LEAST)
@@ -240,7 +237,7 @@ class SampledChain(LossModel):
             point = Point(noise_multiplier, float(share) * epsilon)
             size = max(largest_size // 4, self._least)
             key = chunked.subkey(trial.key, number)
-            chosen.append(self._seen(self.loss, point, size, key))
+            chosen.append(self._seen(point, size, key))
         return Split(shares, weights, chosen)
 
     # --- the curve -------------------------------------------------------------------------------
@@ -261,14 +258,11 @@ class SampledChain(LossModel):
 
     def _pilot(self, noise_multiplier: float, knot: int) -> Chosen:
         point = Point(noise_multiplier, chain.epsilon_at(knot))
-        chosen = self._seen(self._estimating, point, self._least, chunked.seed_key(0))
-        if math.isnan(chosen.log_bound(self._least, 0.5)):  # a value above an estimated ceiling
-            chosen = self._seen(self.loss, point, self._least, chunked.seed_key(0))
-        return chosen
+        return self._seen(point, self._least, chunked.seed_key(0))
 
-    def _seen(self, loss: SampledLoss, point: Point, samples: int, key: jax.Array) -> Chosen:
+    def _seen(self, point: Point, samples: int, key: jax.Array) -> Chosen:
         """A pilot of the remove direction, with the proposal of least ceiling."""
-        tilt = loss.least("remove", point)
+        tilt = self.loss.least("remove", point)
         if tilt.log_ceiling < _DEEP:
             return Chosen(unseen(tilt), False)
-        return Chosen(loss.pilot(tilt, point, samples, key), True)
+        return Chosen(self.loss.pilot(tilt, point, samples, key), True)
