@@ -13,6 +13,7 @@ from test_cli import run
 from test_train_data_store import as_dict
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
+from train_oracles import json_lines
 
 from mfopt.errors import FailureError, UsageError
 from mfopt.training.data import HoldOut, open_parts
@@ -126,7 +127,7 @@ def test_a_build_against_a_loop(tmp_path, tokenizer):
 
 def test_private_text_given_as_public_is_refused(tmp_path, tokenizer):
     rows = [{"user": f"u{i}", "text": f"{i} of the {i * i} many words " * 9} for i in range(9)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "rows.jsonl").write_text(json_lines(rows))
     source = JsonLines([tmp_path / "rows.jsonl"], "user", "text")
     with pytest.raises(UsageError, match=r"9 copies.: of private records among 9"):
         build(source, tmp_path / "out", tokenizer=tokenizer, public=source)
@@ -161,7 +162,7 @@ def test_more_than_a_hundredth_of_bad_lines_is_skipped_on_purpose_only(tmp_path,
             path.write_text("user,text\n" + "ann,good\n" * good + ",no user\n" * bad)
         else:
             lines = [{"user": "ann", "text": "good"}] * good + [{"text": "no user"}] * bad
-            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            path.write_text(json_lines(lines))
         return format_of(path)([path], "user", "text")
 
     output = tmp_path / "out"
@@ -255,7 +256,7 @@ CHATS = [
 def test_of_a_prompt_and_its_completion_the_completion_is_learned(tmp_path, kind, tokenizer):
     path = tmp_path / f"rows.{kind}"
     if kind == "jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
+        path.write_text(json_lines(PROMPTS))
     elif kind == "csv":
         with open(path, "w", newline="") as file:
             writer = csv.DictWriter(file, PROMPTS[0])
@@ -281,7 +282,7 @@ def test_of_a_prompt_and_its_completion_the_completion_is_learned(tmp_path, kind
 def test_of_a_chat_what_the_assistant_says_is_learned(tmp_path, tokenizer):
     path = tmp_path / "chats.jsonl"
     rows = [*CHATS, {"user": "a", "messages": "b"}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text(json_lines(rows))
     source = JsonLines([path], "user", "text")
     with pytest.raises(UsageError, match="im_start"):
         build(source, tmp_path / "out", tokenizer=tokenizer)

@@ -12,7 +12,7 @@ from mfopt_cli.commands.data import _source, build
 from processes import python
 from test_train_run import data, settings_for  # noqa: F401 (fixtures)
 from train_fixtures import synthetic_store
-from train_oracles import write_store
+from train_oracles import json_lines, write_store
 
 from mfopt.errors import UsageError
 from mfopt.training.data import sources, stdlib
@@ -33,7 +33,7 @@ def read(source):
 
 
 def test_packed_lines_are_lines(tmp_path):
-    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    lines = json_lines(ROWS)
     plain, packed = tmp_path / "a.jsonl", tmp_path / "a.jsonl.gz"
     plain.write_text(lines)
     packed.write_bytes(gzip.compress(lines.encode()))
@@ -67,7 +67,7 @@ def test_a_corpus_of_other_data_is_not_trained_on(small_library, tmp_path):
     def digest_of(word, **options):
         rows = [row | {"text": f"{word} of {i}"} for i, row in enumerate(ROWS * 4)]
         rows[0], rows[-1] = ROWS[0], ROWS[-1]  # the ends of the file and its size are the same
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        path.write_text(json_lines(rows))
         settings = settings_for(options.pop("data", path), tmp_path / "run", steps=1)
         prepared = prepare(settings, **options)
         prepared.close()

@@ -26,6 +26,11 @@ def _believed(facts):
         return False
 
 
+def json_lines(rows):
+    """JSON Lines of ``rows``."""
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
 def norm_of(tree):
     """l2 norm over all leaves."""
     return np.sqrt(sum(np.sum(np.asarray(leaf, np.float64) ** 2) for leaf in jax.tree.leaves(tree)))
