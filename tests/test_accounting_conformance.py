@@ -180,9 +180,9 @@ def test_exactly_two_of_three():
 @pytest.mark.parametrize(
     ("make", "nearest"),
     [
-        (lambda: Mechanism(Poisson(0.1, 20), SquareRoot()), "CyclicPoisson"),
+        (lambda: Mechanism(Poisson(0.1, 20), SquareRoot()), "cyclic-poisson"),
         (lambda: Mechanism(CyclicPoisson(0.1, 2, 20), BandedSquareRoot(3)), "bands >= 3"),
-        (lambda: Mechanism(FixedBatch(2, 9, 20), SquareRoot()), "BallsInBins"),
+        (lambda: Mechanism(FixedBatch(2, 9, 20), SquareRoot()), "balls-in-bins"),
         (lambda: Mechanism(BallsInBins(5, 2), adjacency="replace"), "add-remove.*FixedOrder"),
         (lambda: Mechanism(FixedBatch(2, 9, 20), group_size=10), "9 units"),
         (lambda: Mechanism(FixedBatch(5, 9, 20), group_size=5), "4 units are left"),

@@ -217,7 +217,7 @@ def test_batches_of_a_file_are_those_of_its_sampling():
     ("options", "said"),
     [
         ({"sampling": "poisson", "strategy": "blt"}, "strategy.*poisson.*identity"),
-        ({"sampling": "poisson", "strategy": "sqrt"}, "CyclicPoisson"),
+        ({"sampling": "poisson", "strategy": "sqrt"}, "'sqrt': plain.*cyclic-poisson"),
         ({"sampling": "cyclic-poisson", "strategy": "toeplitz"}, "strategy.*banded"),
         ({"sampling": "cyclic-poisson", "bands": 5}, "bands.*at most 4"),
         ({"sampling": "fixed-order", "strategy": "dense"}, "objective=rmse"),
