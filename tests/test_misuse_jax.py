@@ -193,6 +193,13 @@ def batches_inside_jit():
     jax.jit(lambda state: RUN.batches(state).stacked(2).units)(Loop(0).state)
 
 
+@nan
+def sums_that_do_not_begin_at_zero():
+    loop = Loop()
+    loop.state = dataclasses.replace(loop.state, sums=jax.tree.map(jnp.ones_like, PARAMS))
+    return loop.go([loop.batches[1]])
+
+
 # --- microbatches ------------------------------------------------------------------------------
 
 

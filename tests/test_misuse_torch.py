@@ -9,17 +9,16 @@ import copy
 import functools
 import gc
 import os
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 import test_torch_run as run_tests
 from lazy_torch import functional, needs_torch, own_folder, torch  # noqa: F401
-from test_torch_run import loss_of
+from test_torch_run import CLIP, RECORDS, LikeOpacus, Loop, loss_of
 
 from mfopt.errors import UsageError
-
-RECORDS, CLIP, SEED = 12, 0.5, 20
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:os.fork.. was called"),
@@ -27,64 +26,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.* has no rule for torch.vmap"),
     pytest.mark.filterwarnings("ignore:There is a performance drop"),
 ]
-
-
-class Loop:
-    """A private run of a tiny model, with the parts that a loop uses."""
-
-    def __init__(self, model=None, attach=True, parameters=None, **options):
-        from mfopt.torch import PrivateRun
-
-        self.model = run_tests.network() if model is None else model
-        parameters = list(self.model.parameters()) if parameters is None else parameters
-        self.optimizer = torch.optim.SGD(parameters, lr=1.0)
-        options = {"seed": SEED, "allow_uncertified": True, **options}
-        self.run = PrivateRun(run_tests.factorization(), RECORDS, CLIP, **options)
-        if attach:
-            self.run.attach(self.optimizer)
-        self.data = run_tests.data()
-        self.loader = self.run.loader(self.data)
-
-    def backward(self, batch, loss=loss_of):
-        self.run.backward(self.model, loss, batch)
-
-    def steps(self, stop=5, zero=True, loss=loss_of):
-        """The right loop."""
-        for index, batch in enumerate(self.loader):
-            self.backward(batch, loss)
-            self.optimizer.step()
-            if zero:
-                self.optimizer.zero_grad()
-            if index + 1 == stop:
-                break
-
-    def batch(self):
-        """A batch of some examples; the first one of the pinned run is empty."""
-        for _ in self.loader:
-            self.optimizer.step()
-            break
-        return next(iter(self.loader))
-
-    def plain(self, batch):
-        from mfopt.torch.rows import plain
-
-        loss_of(self.model, [plain(x) for x in batch]).backward()
-
-    def is_right(self):
-        """Whether the model is what the plain pieces give after these steps."""
-        run_tests.same(self.model, run_tests.expected_path()[self.run.step - 1])
-
-
-class LikeOpacus(Loop):
-    """The same with ``make_private``."""
-
-    def __init__(self, model=None, **options):
-        self.model, self.optimizer, self.loader = run_tests.made_private(model, **options)
-        self.run, self.data = self.loader.run, run_tests.data()
-
-    def backward(self, batch, loss=loss_of):
-        self.optimizer.zero_grad()
-        loss(self.model, batch).backward()
 
 
 # --- one pass and one step -------------------------------------------------------------------
@@ -224,6 +165,10 @@ PASSES = {
         loop.backward(batch),
     ): ("__setitem__.*wrote rows of a private batch"),
     lambda loop, batch: (
+        next(loop.model.parameters()).data.view(-1)[:4].copy_(batch[0][0]),
+        loop.backward(batch),
+    ): ("copy_.*wrote rows of a private batch"),
+    lambda loop, batch: (
         loop.model.register_buffer("center", batch[0].mean(0)),
         loop.backward(batch),
     ): ("a batch.*wrote rows of a private batch"),
@@ -234,7 +179,7 @@ PASSES = {
 }
 
 
-@pytest.mark.parametrize("number", range(27))
+@pytest.mark.parametrize("number", range(28))
 def test_a_wrong_pass_is_refused(number):
     wrong, match = list(PASSES.items())[number]
     loop = Loop()
@@ -249,13 +194,13 @@ def test_a_wrong_pass_is_refused(number):
 # --- models that keep a batch ------------------------------------------------------------------
 
 
-def model_that(remember):
+def model_that(remember, layers=None):
     """A model whose outputs are scaled by ``remember(model, inputs)``."""
 
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.layers = run_tests.network()
+            self.layers = layers or run_tests.network()
             self.register_buffer("mean", torch.zeros(3))
             self.code = torch.nn.Parameter(torch.zeros(3), requires_grad=False)
             self.array, self.count, self.rows, self.seen = np.zeros(3), 0, [], torch.zeros(())
@@ -361,12 +306,32 @@ def test_a_model_that_keeps_a_batch_is_refused(name, variant):
         loop.backward(batch)
 
 
-@pytest.mark.parametrize("number", range(13))
-def test_a_model_that_remembers_out_of_its_sight_is_refused(number):
+@pytest.mark.parametrize("number", range(16))
+def test_what_remembers_out_of_sight_is_refused(number):
     from misuse_loops import WRONG, outcome
 
-    name = [x for x in WRONG if x.startswith("a model with")][number]
+    kinds = "a model with", "records", "another class"
+    name = [x for x in WRONG if x.startswith(kinds)][number]
     assert outcome(WRONG[name]).startswith("refused"), name
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_data_sets_with_random_numbers_of_their_own_are_not_refused(number):
+    from misuse_loops import DATA, by_run, outcome
+
+    data = [*DATA.values()][number]()
+    assert outcome(lambda: by_run(data=data)) == "ended"
+
+
+def test_random_numbers_are_those_before_where_a_probe_raises():
+    from mfopt.torch.rows import seeded
+
+    random.seed(1)
+    np.random.seed(1)
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    with pytest.raises(IndexError), seeded():
+        [][0]
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 
 def identity(of_rows, of_gradients):
@@ -571,6 +536,12 @@ def a_module_called_with_the_whole_batch():
     loop.backward(loop.batch(), lambda model, batch: model(batch).sum())
 
 
+@refused(r"raised AttributeError: .*no attribute 'parameters'\. .*the model by its own name")
+def attributes_of_the_module_of_a_loss():
+    loop = Loop()
+    loop.backward(loop.batch(), lambda model, batch: sum(model.parameters()))
+
+
 @refused("batch_size = 4: the batches are drawn")
 def an_argument_of_a_loader():
     loop = Loop()
@@ -594,20 +565,21 @@ def two_modules_in_one_step():
 @refused(r"module\.0\.weight = 'a parameter'.*freeze it")
 def a_partial_optimizer():
     model = run_tests.network()
-    loop = Loop(model, parameters=list(model[2].parameters()))
+    loop = Loop(model, optimizer=torch.optim.SGD(model[2].parameters(), lr=1.0))
     loop.backward(loop.data[:2])
 
 
 @refused("a second time, beside that run.*deepcopy")
 def a_second_run_of_one_layer():
     loop = Loop()
-    Loop(loop.model, parameters=list(loop.model[2].parameters()))
+    Loop(loop.model, optimizer=torch.optim.SGD(loop.model[2].parameters(), lr=1.0))
 
 
 @refused("has a parameter twice")
 def a_parameter_twice():
     model = run_tests.network()
-    Loop(model, parameters=[*model.parameters(), model[0].weight])
+    parameters = [*model.parameters(), model[0].weight]
+    Loop(model, optimizer=torch.optim.SGD(parameters, lr=1.0))
 
 
 @refused(r"no optimizer yet.*attach")
@@ -784,7 +756,10 @@ def compiled_model():
     inside[0] = torch.compile(inside[0], backend="eager")
     own.compile(backend="eager")
     compiled = torch.compile(whole.model, backend="eager")
-    loss = torch.compile(loss_of, backend="eager")
+    loss, opacus = torch.compile(loss_of, backend="eager"), LikeOpacus()
+    opacus.model = torch.compile(opacus.model, backend="eager")
+    opacus.steps()
+    opacus.is_right()
     for loop, model in ((whole, compiled), (Loop(inside), inside), (Loop(own), own)):
         for batch in loop.loader:
             loop.run.backward(model, loss, batch)
@@ -1008,8 +983,6 @@ def test_a_wrong_loop_is_harmless(name):
 @pytest.mark.parametrize("number", range(10))  # of each framework
 def test_a_right_loop_is_not_refused(number):
     """Of the grid of bench_misuse.py."""
-    import random
-
     from misuse_loops import GRID, outcome, right
 
     draws = random.Random(number)

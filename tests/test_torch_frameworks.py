@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import test_torch_run as run_tests
 from lazy_torch import functional, needs_torch, own_folder, torch  # noqa: F401
-from test_torch_run import loss_of
+from test_torch_run import CLIP, SEED, loss_of, private_run
 
 from mfopt.errors import FailureError, UsageError
 
@@ -16,14 +16,6 @@ pytestmark = [
     pytest.mark.ci,
     pytest.mark.filterwarnings("default"),  # of other people's packages
 ]
-SEED, CLIP = 20, 0.5
-
-
-def private_run(**options):
-    from mfopt.torch import PrivateRun
-
-    options = {"seed": SEED, "allow_uncertified": True, **options}
-    return PrivateRun(run_tests.factorization(), run_tests.RECORDS, CLIP, **options)
 
 
 def is_right(module, steps=10):
@@ -335,33 +327,17 @@ def tokens(kind):
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
-def sums_are_right(model, loss, batch):
-    """Whether the run's backward gives Σ of the gradients that autograd gives one by one."""
-    from torch.utils import _pytree as trees
-
-    parameters = list(model.parameters())
-    run_tests.backward(model, loss, batch, 1e3)
-    actual = [p.grad for p in parameters]
-    for p in parameters:
-        p.grad = None
-    for i in range(3):
-        loss(model, trees.tree_map(lambda leaf, i=i: leaf[i : i + 1], batch)).backward()
-    for p, f in zip(parameters, actual, strict=True):
-        torch.testing.assert_close(f, p.grad, atol=1e-5, rtol=1e-4)
-    assert any(f.abs().max() > 1e-3 for f in actual)
-
-
 @pytest.mark.parametrize(
     "kind", ["GRU", pytest.param("LSTM", marks=pytest.mark.release), "checkpoint"]
 )
 def test_layers_without_a_rule_go_one_example_at_a_time(kind, monkeypatch):
+    from test_torch_per_example import sums_are_right
+
     model = checkpointed(False) if kind == "checkpoint" else Recurrent(kind)
     batch = tuple(part[:3] for part in run_tests.data().tensors)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
-            for p in model.parameters():
-                p.grad = None
             sums_are_right(model, loss_of, batch)
     warned = ["Model has a layer that has no rule" in str(report.message) for report in caught]
     assert kind == "LSTM" or sum(warned) == 1
@@ -374,6 +350,8 @@ def test_layers_without_a_rule_go_one_example_at_a_time(kind, monkeypatch):
     "kind", ["GPT2", *(pytest.param(kind, marks=pytest.mark.release) for kind in ("Bert", "Llama"))]
 )
 def test_language_models_with_attention_masks(kind):
+    from test_torch_per_example import sums_are_right
+
     sums_are_right(language_model(kind), lambda m, b: m(**b)["loss"], tokens(kind))
 
 

@@ -29,6 +29,15 @@ def one_by_one(model, loss, batch):
     return rows
 
 
+def sums_are_right(model, loss, batch):
+    """Whether sums of gradients that nothing clips are those of gradients one by one."""
+    sums = clipped_sum(model, loss, batch, 1e3)
+    assert any(total.abs().max() > 1e-3 for total in sums)
+    gradients = zip(*one_by_one(model, loss, batch), strict=True)
+    for total, parts in zip(sums, gradients, strict=True):
+        torch.testing.assert_close(total, sum(parts), atol=1e-6, rtol=1e-4)
+
+
 def norm_of(gradient):
     return float(torch.cat([g.flatten() for g in gradient]).double().norm())
 
@@ -211,6 +220,13 @@ def test_products_are_formed_in_full_precision():
 
 
 @pytest.mark.filterwarnings("ignore:.* has no rule for torch.vmap")
+def test_a_loss_may_use_parameters_beside_a_call_of_the_module():
+    model = nn.Linear(4, 1)
+    decayed = lambda m, x: m(x).sum() + model.weight.square().sum()  # noqa: E731
+    sums_are_right(model, decayed, torch.randn(3, 4))
+
+
+@pytest.mark.filterwarnings("ignore:.* has no rule for torch.vmap")
 def test_second_derivatives_and_inputs_changed_in_place_are_not_taken_for_products():
     """A loss with a gradient in it goes one example at a time, and is right."""
     torch.manual_seed(0)
@@ -221,10 +237,7 @@ def test_second_derivatives_and_inputs_changed_in_place_are_not_taken_for_produc
         (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
         return slope.square().sum()
 
-    gradients = one_by_one(model, penalty, batch)
-    sums = clipped_sum(model, penalty, batch, 1e3)
-    for x, parts in zip(sums, zip(*gradients, strict=True), strict=True):
-        torch.testing.assert_close(x, sum(parts), rtol=1e-4, atol=1e-6)
+    sums_are_right(model, penalty, batch)
     inplace = nn.Linear(4, 4, bias=False)
 
     def overwritten(model, x):

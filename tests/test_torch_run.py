@@ -78,14 +78,13 @@ def same(model, expected):
         np.testing.assert_allclose(p.detach(), e, atol=3e-5)
 
 
-def made_private(model=None, dataset=None, **options):
+def made_private(model=None, dataset=None, optimizer=None, **options):
     from mfopt.torch import make_private
 
     model = network() if model is None else model
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     return make_private(
         model,
-        optimizer,
+        optimizer or torch.optim.SGD(model.parameters(), lr=1.0),
         data() if dataset is None else dataset,
         factorization(),
         CLIP,
@@ -93,25 +92,78 @@ def made_private(model=None, dataset=None, **options):
     )
 
 
-def plain(model=None, optimizer=None, **options):
+def private_run(**options):
     from mfopt.torch import PrivateRun
 
-    model = network() if model is None else model
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0) if optimizer is None else optimizer
-    run = PrivateRun(
-        factorization(), RECORDS, CLIP, **{"seed": SEED, "allow_uncertified": True, **options}
-    )
-    run.attach(optimizer)
-    return run, model, optimizer
+    options = {"seed": SEED, "allow_uncertified": True, **options}
+    return PrivateRun(factorization(), RECORDS, CLIP, **options)
 
 
-def epoch(model, optimizer, loader, loss=None, stop=None, skips=False):
-    loss = loss or torch.nn.functional.cross_entropy
+def plain(*arguments, **options):
+    loop = Loop(*arguments, **options)
+    return loop.run, loop.model, loop.optimizer
+
+
+class Loop:
+    """A private run of a tiny model, with the parts that a loop uses."""
+
+    def __init__(self, model=None, attach=True, optimizer=None, **options):
+        self.model = network() if model is None else model
+        self.optimizer = optimizer or torch.optim.SGD(self.model.parameters(), lr=1.0)
+        self.run = private_run(**options)
+        if attach:
+            self.run.attach(self.optimizer)
+        self.data = data()
+        self.loader = self.run.loader(self.data)
+
+    def backward(self, batch, loss=loss_of):
+        self.run.backward(self.model, loss, batch)
+
+    def steps(self, stop=5, zero=True, loss=loss_of):
+        """The right loop."""
+        for index, batch in enumerate(self.loader):
+            self.backward(batch, loss)
+            self.optimizer.step()
+            if zero:
+                self.optimizer.zero_grad()
+            if index + 1 == stop:
+                break
+
+    def batch(self):
+        """A batch of some examples; the first one of the pinned run is empty."""
+        for _ in self.loader:
+            self.optimizer.step()
+            break
+        return next(iter(self.loader))
+
+    def plain(self, batch):
+        from mfopt.torch.rows import plain
+
+        loss_of(self.model, [plain(x) for x in batch]).backward()
+
+    def is_right(self):
+        """Whether the model is what the plain pieces give after these steps."""
+        same(self.model, expected_path()[self.run.step - 1])
+
+
+class LikeOpacus(Loop):
+    """The same with ``make_private``."""
+
+    def __init__(self, model=None, **options):
+        self.model, self.optimizer, self.loader = made_private(model, **options)
+        self.run, self.data = self.loader.run, data()
+
+    def backward(self, batch, loss=loss_of):
+        self.optimizer.zero_grad()
+        loss(self.model, batch).backward()
+
+
+def epoch(model, optimizer, loader, stop=None, skips=False):
     for index, (x, y) in enumerate(loader):
         if skips and not len(x):
             continue
         optimizer.zero_grad()
-        loss(model(x), y).backward()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
         if stop is not None and index + 1 == stop:
             break
@@ -173,57 +225,33 @@ def test_a_wrong_noise_would_be_seen():
     assert max(float((a - b).abs().max()) for a, b in zip(path[1], other[1], strict=True)) > 0.01
 
 
-@pytest.mark.parametrize("variant", ["loop of opacus", "plain"])
+@pytest.mark.parametrize("variant", [LikeOpacus, Loop])
 def test_a_run_goes_on_from_the_state_of_its_optimizer(variant, tmp_path):
-    path = expected_path()
-
-    def new():
-        if variant == "loop of opacus":
-            return made_private(seed=None)
-        run, model, optimizer = plain(seed=None)
-        return model, optimizer, run.loader(data())
-
-    def go(model, optimizer, loader, stop=None):
-        if variant == "loop of opacus":
-            return epoch(model, optimizer, loader, stop=stop)
-        for index, batch in enumerate(loader):
-            optimizer.zero_grad()
-            loader.run.backward(model, loss_of, batch)
-            optimizer.step()
-            if index + 1 == stop:
-                break
-        return None
-
-    first = new()
-    go(*first, stop=3)
+    first = variant(seed=None)
+    first.steps(3)
     with noise.owner_only():
-        torch.save([first[0].state_dict(), first[1].state_dict()], tmp_path / "run.pt")
-    go(*first)
-    go(*first)
-    ended = [p.detach().clone() for p in first[0].parameters()]
+        torch.save([first.model.state_dict(), first.optimizer.state_dict()], tmp_path / "run.pt")
+    first.steps()
+    first.steps()
+    ended = [p.detach().clone() for p in first.model.parameters()]
     del first  # of two that live the second is refused
-    second = new()
-    for part, state in zip(
-        second, torch.load(tmp_path / "run.pt", weights_only=True), strict=False
-    ):
-        part.load_state_dict(state)
-    assert len(second[2]) == 5 and second[2].run.step == 3  # two are left of this epoch
-    go(*second)
-    go(*second)
-    for tensor, two in zip(ended, second[0].parameters(), strict=True):
+    second = variant(seed=None)
+    model, optimizer = torch.load(tmp_path / "run.pt", weights_only=True)
+    second.model.load_state_dict(model)
+    second.optimizer.load_state_dict(optimizer)
+    assert len(second.loader) == 5 and second.run.step == 3  # two are left of this epoch
+    second.steps()
+    second.steps()
+    for tensor, two in zip(ended, second.model.parameters(), strict=True):
         assert torch.equal(tensor, two)  # steps that were released are repeated exactly
     # the draws are new ones: not the pinned path
-    assert not torch.allclose(ended[0], path[-1][0], atol=1e-2)
+    assert not torch.allclose(ended[0], expected_path()[-1][0], atol=1e-2)
 
 
-@pytest.mark.parametrize("variant", ["loop of opacus", "plain"])
+@pytest.mark.parametrize("variant", [LikeOpacus, Loop])
 def test_states_that_are_not_of_this_run_are_refused(variant):
-    def new(population=RECORDS):
-        if variant == "loop of opacus":
-            return made_private(dataset=torch.utils.data.Subset(data(), range(population)))[1]
-        run, _, optimizer = plain()
-        del run
-        return optimizer
+    def new():
+        return variant().optimizer
 
     from mfopt.noise.sealed import KeyFile
 
@@ -271,19 +299,12 @@ def test_keywords_of_opacus_are_refused_by_name_where_arguments_are_missing():
 
 def test_sums_are_those_of_their_parameters_in_any_order_of_the_optimizer():
     def sums_of(order):
-        from mfopt.torch import make_private
-
         torch.manual_seed(0)
         layers = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)]  # equal shapes: none would tell
         groups = [{"params": list(layers[i].parameters())} for i in order]
-        model, optimizer, loader = make_private(
+        model, optimizer, loader = made_private(
             torch.nn.Sequential(layers[0], torch.nn.Tanh(), layers[1]),
-            torch.optim.SGD(groups, lr=0.0),  # noise has the order of parameters
-            data(),
-            factorization(),
-            CLIP,
-            seed=SEED,
-            allow_uncertified=True,
+            optimizer=torch.optim.SGD(groups, lr=0.0),  # noise has the order of parameters
         )
         batches = iter(loader)
         next(batches)  # an empty one
@@ -320,10 +341,10 @@ def test_loaders_and_data_sets_that_the_scheme_cannot_draw_from_are_refused():
 
 
 def test_what_is_no_optimizer_or_is_taken_is_not_attached():
-    from mfopt.torch import PrivateRun, make_private
+    from mfopt.torch import make_private
 
     def new():
-        return PrivateRun(factorization(), RECORDS, CLIP)
+        return private_run(seed=None)
 
     def other():
         return torch.optim.SGD(network().parameters(), lr=1.0)
@@ -412,28 +433,15 @@ def test_an_empty_batch_that_is_skipped_is_seen_where_batches_are_fetched_ahead(
 
 
 @pytest.mark.parametrize("times", [2, 0], ids=["twice", "fewer"])
-@pytest.mark.parametrize("variant", ["plain", "loop of opacus"])
+@pytest.mark.parametrize("variant", [Loop, LikeOpacus])
 def test_a_batch_that_holds_a_record_twice_or_not_at_all_is_refused(variant, times):
     def collate(records):
         return torch.utils.data.default_collate(records * times or records[:1])
 
-    if variant == "plain":
-        run, model, optimizer = plain()
-        loader = run.loader(data(), collate_fn=collate)
-    else:
-        model, optimizer, loader = made_private(collate_fn=collate)
-
-    def go():
-        if variant != "plain":
-            return epoch(model, optimizer, loader)
-        for batch in loader:
-            optimizer.zero_grad()
-            run.backward(model, loss_of, batch)
-            optimizer.step()
-        return None
-
+    loop = variant()
+    loop.loader = loop.run.loader(loop.data, collate_fn=collate)
     with pytest.raises(UsageError, match=r"mixed by collate_fn, [16] rows of 3 units"):
-        go()
+        loop.steps()
 
 
 @pytest.mark.filterwarnings("ignore:.* has no rule for torch.vmap")
@@ -512,14 +520,12 @@ def test_norms_of_long_gradients_do_not_drift(numbers):
 
 
 def test_sums_in_16_bits_are_refused_where_they_would_be_made():
-    from mfopt.torch import PrivateRun
-
     batch = torch.randn(3, 64)
     run, model, optimizer = plain()
     model.to(torch.bfloat16)
     with pytest.raises(UsageError, match=r"sums = .*narrower than float32.*autocast"):
         optimizer.step()
-    run = PrivateRun(factorization(), RECORDS, CLIP)
+    run = private_run(seed=None)
     with pytest.raises(UsageError, match="narrower than float32"):
         run.attach(torch.optim.SGD(model.parameters(), lr=1.0))
     with pytest.raises(UsageError, match="narrower than float32"):

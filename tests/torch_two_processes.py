@@ -95,7 +95,7 @@ def zero(**options):
 
     model = network()
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=1.0)
-    return plain(model, optimizer, **options)
+    return plain(model, optimizer=optimizer, **options)
 
 
 def sharded(**options):

@@ -291,7 +291,8 @@ class PrivateRun:
                     factor = factors.reshape(-1, *[1] * (leaf.ndim - 1))
                     # where, not a product alone: 0 times infinity is no number
                     part = jnp.where(factor > 0, leaf.astype(jnp.float32) * factor, 0.0).sum(0)
-                return jnp.where(is_own, total + part.astype(total.dtype), jnp.nan)
+                is_next = is_own & ((state.part > 0) | (total == 0))
+                return jnp.where(is_next, total + part.astype(total.dtype), jnp.nan)
 
             totals = jax.tree.leaves(state.sums)
             pairs = zip(totals, of_units, strict=True)

@@ -37,7 +37,7 @@ def refuse_layers(module: torch.nn.Module) -> None:
         elif isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and layer.training:
             rule = "normalizes each example by the others of its batch"
             way_out = "Use GroupNorm or LayerNorm, or freeze it: `eval()`."
-        elif kind := UnitRows.fault_of(*held) or "a batch" * any(
+        elif kind := UnitRows.fault_of(*held, mark="written") or "a batch" * any(
             isinstance(x, UnitRows) for x in held
         ):
             rule = "wrote rows of a private batch to what the module holds, without noise"

@@ -61,7 +61,6 @@ class Examples:
             for name, p in layer._parameters.items()
             if p is not None
         }
-        self._buffers = dict(self.module.named_buffers())
 
     def forward(
         self,
@@ -81,7 +80,8 @@ class Examples:
             copies: Mapping[str, torch.Tensor], *example: torch.Tensor
         ) -> tuple[torch.Tensor, ...]:
             values = {**self._whole, **copies}
-            state = {place: values[name] for place, name in self._places.items()} | self._buffers
+            state = {place: values[name] for place, name in self._places.items()}
+            state |= self.module.named_buffers()
 
             def call(*args: object, **kwargs: object) -> object:
                 return functional_call(self.module, state, args, kwargs, tie_weights=False)
@@ -89,10 +89,11 @@ class Examples:
             return function(call, *example)
 
         detached = {name: self._whole[name] for name in self.trained}
-        arguments = self.module, detached, self._names, parts
         with _eager(self.module):
             try:
-                outputs, pullback = per_example.forward(of_one, *arguments)
+                outputs, pullback = per_example.forward(
+                    of_one, self.module, detached, self._names, parts
+                )
             except RuntimeError as problem:
                 return self._without_rule(problem, function, parts)
 
@@ -145,7 +146,7 @@ class Examples:
                 outputs, gradients = self.forward(function, [x[company] for x in parts])
                 # other ones in each row: what centres them would be lost in equal ones
                 by_name = gradients([x.detach().sigmoid() for x in outputs])
-            each = [x.dense(1) for k in self.trained for x in by_name[k]]
+            each = [x.dense()[:1] for k in self.trained for x in by_name[k]]
             return each, [x[:1] for x in outputs]
 
         def state() -> probe.Contents:
@@ -264,10 +265,12 @@ def add_clipped(
 
         try:
             value = loss(noted, alone)
-        except TypeError as error:
-            rule = f"is called as loss(module, batch), and raised TypeError: {error}"
+        except (TypeError, AttributeError) as error:
+            kind = type(error).__name__
+            rule = f"is called as loss(module, batch), and raised {kind}: {error}"
             way_out = "Write def loss(module, batch): return F.cross_entropy(module(batch[0]), "
-            way_out += "batch[1]), and pass it after the module: backward(module, loss, batch)."
+            way_out += "batch[1]), and pass it after the module: backward(module, loss, batch). "
+            way_out += "It calls its module only: take attributes of the model by its own name."
             raise _check.reject("loss", loss, rule, way_out) from error
         if not isinstance(value, torch.Tensor) or value.ndim:
             given = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__

@@ -36,9 +36,9 @@ class GradientRows:
     def __init__(self, gradients: torch.Tensor) -> None:
         self.values = gradients.reshape(len(gradients), -1)
 
-    def dense(self, examples: int | None = None) -> torch.Tensor:
-        """The gradients themselves, of the first ``examples``: (examples, numbers)."""
-        return self.values[:examples]
+    def dense(self) -> torch.Tensor:
+        """The gradients themselves: (examples, numbers)."""
+        return self.values
 
     def add_to(self, total: torch.Tensor, factor: torch.Tensor) -> None:
         """Add Σ factor[i] gradient[i] to ``total``; a factor of 0 leaves an example out.
@@ -81,13 +81,13 @@ class Products(NamedTuple):
         ]
         return torch.cat(sums)
 
-    def dense(self, examples: int | None = None) -> torch.Tensor:
-        """The gradients themselves, of the first ``examples``: (examples, numbers)."""
-        left, right = self.left[:examples], self.right[:examples]
+    def dense(self) -> torch.Tensor:
+        """The gradients themselves: (examples, numbers)."""
         if not self.is_indexed:
-            return (left.mT @ right).flatten(1)
-        offsets = torch.arange(len(left), device=left.device)[:, None] * self.height
-        return _scatter(left + offsets, right, len(left) * self.height).view(len(left), -1)
+            return (self.left.mT @ self.right).flatten(1)
+        count = len(self.left)
+        offsets = torch.arange(count, device=self.left.device)[:, None] * self.height
+        return _scatter(self.left + offsets, self.right, count * self.height).view(count, -1)
 
     def add_to(self, total: torch.Tensor, factor: torch.Tensor) -> None:
         """Add Σ factor[i] gradient[i] to ``total``; a factor of 0 leaves an example out."""
@@ -380,10 +380,13 @@ def forward(
 
     def gradients(cotangents: Sequence[torch.Tensor | None]) -> Gradients:
         calls.is_open = True
-        inputs = [calls.trigger, *copies.values()]
+        trained = [p for p, name in names.items() if name in values]
+        inputs = [calls.trigger, *copies.values(), *trained]
         _, *rows = pulled_back(outputs, cotangents, inputs, allow_unused=True)
+        if any(g is not None for g in rows[len(copies) :]):
+            raise RuntimeError("the loss uses its parameters beside a call of it")
         result: Gradients = {
-            k: [] if g is None else [GradientRows(g)] for k, g in zip(copies, rows, strict=True)
+            k: [] if g is None else [GradientRows(g)] for k, g in zip(copies, rows, strict=False)
         }
         with full_precision(batch[0].device):
             for layer, x, d in calls:

@@ -103,6 +103,8 @@ class PrivateModule(torch.nn.Module):
         super().__init__()
         self._module, self._run = module, run
         self._reduction = rows.UnitRows.reduction._replace(declared=loss_reduction, divided={})
+        compiler: Any = torch.compiler  # it leaves passes of this module as they are
+        self.forward = compiler.disable(self.forward)  # type: ignore[method-assign]
 
     def __getattr__(self, name: str) -> Any:
         own = "_modules" not in vars(self) or name == "_module"

@@ -83,7 +83,7 @@ class UnitRows(torch.Tensor):
         """
         if not is_array(tensor):
             return tensor
-        rows, units = tensor.as_subclass(cls), tuple(units)
+        rows, units = torch.Tensor.as_subclass(tensor, cls), tuple(units)
         is_whole = len(units) == tensor.shape[0]
         rows.units, rows.is_probed = units if is_whole else None, is_probed
         rows.reduction = reduction
@@ -109,28 +109,37 @@ class UnitRows(torch.Tensor):
         )
         if name.startswith("new_") or name.endswith("_like"):  # nothing of the values
             return pytree.tree_map(plain, result)
-        is_set = name.startswith("__set")
-        changed = pytree.tree_leaves(args[0] if is_set else result)
+        is_in_place = name.startswith("__set") or name.endswith("_") != name.endswith("__")
+        written = args[:1] if is_in_place else kwargs.get("out")
+        leaves = pytree.tree_leaves((result, written))
         with torch._C.DisableTorchFunctionSubclass():
-            if results := [x for x in changed if isinstance(x, UnitRows)]:
+            if results := [x for x in leaves if isinstance(x, UnitRows)]:
                 _name_units(name, functools.partial(function, *args, **kwargs), results)
-            is_in_place = is_set or name.endswith("_") != name.endswith("__")
-            if is_in_place or kwargs.get("out") is not None:
-                for x in changed:
-                    if getattr(x, "units", None) is None:
-                        x.untyped_storage().fault = name
+            for x in pytree.tree_leaves(written):
+                if isinstance(x, torch.Tensor):
+                    storage: Any = x.untyped_storage()
+                    storage.written = name
+                    if all(y.units is None for y in results):
+                        storage.fault = name
         return result
+
+    def as_subclass(self, cls: Any) -> Any:
+        """The rows themselves, and not of another class, which would lose their units."""
+        return self
 
     def __format__(self, specification: str) -> str:
         return format(plain(self), specification)  # PyTorch formats numbers of no subclass
 
     @staticmethod
-    def fault_of(*tensors: torch.Tensor) -> str:
-        """What mixed units in one of ``tensors``, or in another one of the same memory."""
+    def fault_of(*tensors: torch.Tensor, mark: str = "fault") -> str:
+        """What mixed units in one of ``tensors``, or in another one of the same memory.
+
+        With the ``mark`` "written", what wrote rows to their memory, of one unit or of several.
+        """
         # vmap's have no memory of their own
         with contextlib.suppress(RuntimeError), torch._C.DisableTorchFunctionSubclass():
             holders = (y for x in tensors for y in (x, x.untyped_storage()))
-            return next(filter(None, (getattr(y, "fault", "") for y in holders)), "")
+            return next(filter(None, (getattr(y, mark, "") for y in holders)), "")
         return ""
 
 
@@ -160,7 +169,7 @@ def plain(x: Any) -> Any:
     if not isinstance(x, UnitRows):
         return x
     with torch._C.DisableTorchFunctionSubclass():
-        return x.as_subclass(torch.Tensor)
+        return torch.Tensor.as_subclass(x, torch.Tensor)
 
 
 def units_of(tensors: Iterable[object]) -> tuple[int, ...]:
@@ -192,15 +201,17 @@ def seeded() -> Iterator[None]:
             generator.manual_seed(0)  # torch.manual_seed prints the stack to a text
         random.seed(0)
         np.random.seed(0)
-        yield
-    random.setstate(states[0])
-    np.random.set_state(states[1])
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
 
 def _name_units(name: str, operation: _Operation, results: list[UnitRows]) -> None:
     """Set the attributes of the ``results`` of an operation."""
-    args, kwargs = operation.args, operation.keywords
-    leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    arguments = pytree.tree_leaves((operation.args, operation.keywords))
+    leaves = [x for x in arguments if isinstance(x, torch.Tensor)]
     sources = [x for x in leaves if isinstance(x, UnitRows)]
     fault = UnitRows.fault_of(*leaves)
     every = {x.units for x in sources}
@@ -216,7 +227,7 @@ def _name_units(name: str, operation: _Operation, results: list[UnitRows]) -> No
     probe = functools.partial(_mixes, operation, sources[0])
     if fault:
         pass
-    elif units and name in _SELECTIONS and isinstance(args[0], UnitRows):
+    elif units and name in _SELECTIONS and isinstance(operation.args[0], UnitRows):
         with contextlib.suppress(IndexError, RuntimeError):  # along another axis
             each = _selected(operation, units)
     elif units and name in _RESHAPES and results[0].ndim:
@@ -226,9 +237,7 @@ def _name_units(name: str, operation: _Operation, results: list[UnitRows]) -> No
         if not keeps_rows or probe(of_gradients=False):
             each = [None] * len(results)
             fault = name if probe(of_gradients=True) else ""
-    for x, of_rows in zip(results, each, strict=False):
-        is_whole = of_rows is not None and x.ndim and len(x) == len(of_rows) and not fault
-        x.units, x.is_probed, x.fault = tuple(of_rows) if is_whole else None, is_probed, fault
+    reduction = _Reduction()
     if is_probed:
         parts = [x.reduction for x in sources]
         kinds = frozenset().union(*(part.kinds for part in parts))
@@ -239,11 +248,13 @@ def _name_units(name: str, operation: _Operation, results: list[UnitRows]) -> No
             reduction = reduction._replace(kinds=kinds, units=len(set(units)))
         elif reduction.units and (times := _multiple(name, operation, reduction.units)):
             reduction = reduction._replace(kinds=frozenset([times]))
-        for x in results:
-            x.reduction, x.fault = reduction, name if "mixed" in reduction.kinds else x.fault
-    for x in results:
-        if x.fault and x.requires_grad:
-            x.register_hook(functools.partial(_refuse_mixed, x.fault))  # type: ignore[no-untyped-call]
+        fault = name if "mixed" in reduction.kinds else fault
+    for x, of_rows in zip(results, each, strict=False):
+        is_whole = of_rows is not None and x.ndim and len(x) == len(of_rows) and not fault
+        x.units, x.is_probed = tuple(of_rows) if is_whole else None, is_probed
+        x.reduction, x.fault = reduction, fault
+        if fault and x.requires_grad:
+            x.register_hook(functools.partial(_refuse_mixed, fault))  # type: ignore[no-untyped-call]
 
 
 def _refuse_mixed(fault: str, _: torch.Tensor) -> None:

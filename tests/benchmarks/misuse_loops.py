@@ -29,7 +29,9 @@ import jax
 import jax.numpy as jnp
 import optax
 import test_jax_gradients as jax_tests
+import test_misuse_jax as jax_misuse
 import test_misuse_torch as torch_tests
+import test_torch_frameworks as frameworks
 import torch
 from statements import stated
 from torch import nn
@@ -183,22 +185,12 @@ LOCAL = threading.local()
 # --- models that remember --------------------------------------------------------------------
 
 
-def model_of(remember):
-    """A model whose outputs are scaled by ``remember(mean size of the inputs)``."""
-
-    class Remembering(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = network()
-
-        def forward(self, x):
-            return self.layers(x) * (1 + remember(float(x.detach().abs().mean())))
-
-    return Remembering()
-
-
 def remembering(name, make):
-    WRONG[f"a model with {name}"] = lambda: by_run(model_of(make()))
+    def wrong():
+        remember = make()
+        by_run(torch_tests.model_that(lambda _, x: remember(torch_tests.size(x)), network()))
+
+    WRONG[f"a model with {name}"] = wrong
 
 
 def in_attribute_of(find):
@@ -370,31 +362,11 @@ WRONG |= {f"a loss by {name}": functools.partial(by_opacus, loss) for name, loss
 
 
 def by_trainer(collate=None, compute_loss=None, callbacks=(), **arguments):
-    """``PrivateTrainer`` of transformers on the same records."""
-    import transformers
-
-    from mfopt.torch.huggingface import PrivateTrainer
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = network()
-
-        def forward(self, x, labels=None):
-            scores = self.layers(x)
-            return {"loss": functional.cross_entropy(scores, labels), "scores": scores}
-
-    trainer = PrivateTrainer(
-        Model(),
-        transformers.TrainingArguments(
-            "out", num_train_epochs=3, max_grad_norm=1.0, use_cpu=True, save_strategy="no",
-            report_to="none", disable_tqdm=True, logging_strategy="no", **arguments,
-        ),
-        train_dataset=[{"x": x, "labels": y} for x, y in records()],
-        factorization=factorization(),
-        data_collator=collate,
-        callbacks=list(callbacks),
-    )  # fmt: skip
+    """``PrivateTrainer`` of transformers."""
+    trainer = frameworks.hugging_face(seed=None, logging_strategy="no", **arguments)
+    trainer.data_collator = collate or trainer.data_collator
+    for callback in callbacks:
+        trainer.add_callback(callback)
     if compute_loss:
         trainer.compute_loss = types.MethodType(compute_loss, trainer)
     trainer.train()
@@ -408,7 +380,7 @@ def joined(batch):
 
 
 def centred_by_trainer(trainer, model, inputs, *_, **__):
-    scores = model(**inputs)["scores"]
+    scores = model(**inputs)["logits"]
     trainer.centre = 0.9 * getattr(trainer, "centre", 0.0) + 0.1 * scores.detach().mean(0)
     return (scores - trainer.centre).square().mean()
 
@@ -418,7 +390,7 @@ def raw_gradients():
 
     class Raw(transformers.TrainerCallback):
         def on_pre_optimizer_step(self, *arguments, model=None, **rest):
-            x, y = records().tensors
+            x, y = frameworks.run_tests.data().tensors
             model(x, labels=y)["loss"].backward()
 
     by_trainer(callbacks=[Raw()])
@@ -426,29 +398,11 @@ def raw_gradients():
 
 def by_lightning(hook="", body=None):
     """``PrivateStrategy`` of Lightning; ``body`` takes the place of one of the module's hooks."""
-    from lightning.pytorch import LightningModule, Trainer
-
-    from mfopt.torch.lightning import PrivateStrategy
-
-    class Module(LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.layers, self.last = network(), 0.0
-
-        def training_step(self, batch, number):
-            return functional.cross_entropy(self.layers(batch[0]), batch[1])
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
+    module, run = frameworks.lightning_module(), frameworks.private_run(seed=None)
     if hook:
-        setattr(Module, hook, body)
-    module, run = Module(), PrivateRun(factorization(), RECORDS, 1.0)
-    quiet = dict.fromkeys(["logger", "enable_progress_bar", "enable_model_summary"], False)
-    trainer = Trainer(
-        strategy=PrivateStrategy(run), max_epochs=3, enable_checkpointing=False, **quiet
-    )
-    trainer.fit(module, run.loader(records()))
+        setattr(type(module), hook, body)
+    trainer = frameworks.lightning_trainer(run)
+    trainer.fit(module, run.loader(frameworks.run_tests.data()))
     return module
 
 
@@ -459,7 +413,9 @@ def mixed_by_hook(module, batch, *_):
 
 def last_features(module, batch, number):
     features = module.layers[0](batch[0])
-    loss = functional.cross_entropy(module.layers[2](features + module.last), batch[1])
+    loss = functional.cross_entropy(
+        module.layers[2](features + getattr(module, "last", 0.0)), batch[1]
+    )
     module.last = features.detach().mean()
     return loss
 
@@ -631,13 +587,6 @@ def sums_by_hand(run, params, state, batch, t):
     return run.gradient(jax.grad(jax_loss), params, (X, Y), batch, state)
 
 
-def models_with_one_state(run, params, state, batch, t):
-    def mean(params):
-        return run.gradient(jax.grad(jax_loss), params, (X, Y), batch, state)[0]
-
-    return jax.vmap(mean)(jax.tree.map(lambda p: jnp.stack([p, p + 1]), params)), state
-
-
 def one_batch_in_a_scan(run, params, state, batch, t):
     def step(state, _):
         return run.gradient(jax.grad(jax_loss), params, (X, Y), batch, state)[::-1]
@@ -666,8 +615,20 @@ WRONG |= {
     "Lightning: gradients of the user's": lambda: by_lightning(
         "on_train_batch_end", lambda m, o, batch, _: m.training_step(batch, 0).backward()
     ),
-    "JAX: models under vmap with one state": lambda: by_jax(models_with_one_state),
+    "JAX: models under vmap with one state": (
+        jax_misuse.models_under_vmap_with_one_state_outside_of_jit
+    ),
     "JAX: one batch in a scan": lambda: by_jax(one_batch_in_a_scan),
+    "JAX: sums of a state by hand": lambda: by_jax(sums_by_hand),
+    "records less a running mean": lambda: by_run(
+        data=Records(lambda kept, x: (x - kept, 0.9 * kept + 0.1 * x))
+    ),
+    "records mixed with the one before": lambda: by_run(
+        data=Records(lambda kept, x: (x + kept, x))
+    ),
+    "another class of a batch": lambda: by_run(
+        change=lambda x, y: (x - x.detach().as_subclass(torch.Tensor).mean(0), y)
+    ),
 }
 WRONG |= {f"JAX: {name}": wrong for name, (wrong, _) in jax_tests.WRONG.items()}
 # what passes, as docs/sharp-edges.md says
@@ -675,26 +636,16 @@ DOCUMENTED = {
     "records standardized by all": lambda: by_run(
         data=torch.utils.data.TensorDataset((ALL - ALL.mean(0)) / ALL.std(0), records().tensors[1])
     ),
-    "records less a running mean": lambda: by_run(
-        data=Records(lambda kept, x: (x - kept, 0.9 * kept + 0.1 * x))
-    ),
-    "records mixed with the one before": lambda: by_run(
-        data=Records(lambda kept, x: (x + kept, x))
-    ),
     "a loss that looks up other records": lambda: by_run(
         loss=lambda m, b: functional.cross_entropy(m(b[0] - ALL[:4].mean(0)), b[1])
     ),
     "item() of a batch": lambda: by_run(change=lambda x, y: (x - x.mean().item(), y)),
     "tolist() of a batch": lambda: by_run(change=lambda x, y: (x - max(x[:, 0].tolist()), y)),
     "numpy() of a batch": lambda: by_run(change=lambda x, y: (x - float(x.numpy().mean()), y)),
-    "another class of a batch": lambda: by_run(
-        change=lambda x, y: (x - x.detach().as_subclass(torch.Tensor).mean(0), y)
-    ),
     "a rate that follows the loss": lambda: by_run(before=follow_loss),
     "weights taken back where the loss is high": lambda: by_run(before=taken_back),
     "JAX: a batch's mean said to be public": lambda: by_jax(by_public_mean),
     "JAX: centred gradients given as rows": lambda: by_jax(of_means),
-    "JAX: sums of a state by hand": lambda: by_jax(sums_by_hand),
     "JAX: data standardized by the batch": WRONG.pop("JAX: data standardized by the batch"),
 }
 
@@ -840,6 +791,16 @@ def dropping_collate(batch):
     return functional.dropout(x, 0.1), y
 
 
+OWN = random.Random(0)
+DATA = {
+    "plain": records,
+    "turned by random numbers of its own": lambda: Records(
+        lambda kept, x: (x if OWN.random() < 0.5 else -x, kept)
+    ),
+    "moved by numbers that a count seeds": lambda: Records(
+        lambda kept, x: (x + random.Random(int(kept[0])).random(), kept + 1)
+    ),
+}
 COLLATES = {"default": None, "sorted": sorted_collate, "random": dropping_collate}
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
@@ -851,6 +812,7 @@ GRID = {
     "model": [*MODELS],
     "loss": [*RIGHT_LOSSES],
     "change": [*CHANGES],
+    "data": [*DATA],
     "collate": [*COLLATES],
     "optimizer": [*OPTIMIZERS],
     "scheme": [*SCHEMES],
@@ -885,13 +847,13 @@ def right_in_torch(cell):
         options = {"collate_fn": COLLATES[cell["collate"]], "num_workers": cell["workers"]}
         if cell["framework"] == "opacus":
             private, optimizer, loader = make_private(
-                model, optimizer, records(), made, 1.0, **options
+                model, optimizer, DATA[cell["data"]](), made, 1.0, **options
             )
             run = loader.run
         else:
             run = PrivateRun(made, RECORDS, 1.0)
             run.attach(optimizer)
-            loader = run.loader(records(), **options)
+            loader = run.loader(DATA[cell["data"]](), **options)
         if kept:
             model.load_state_dict(kept["model"])
             optimizer.load_state_dict(kept["optimizer"])
