@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 NODES = {
     "mfopt": 10_885,
     "mfopt/_runtime": 7_930,
-    "mfopt/accounting": 110_901,
+    "mfopt/accounting": 111_145,
     "mfopt/calibration": 310,
     "mfopt/experiments": 16_585,
     "mfopt/factorization": 4_400,
@@ -33,14 +33,14 @@ NODES = {
     "mfopt/torch": 18_420,
     "mfopt/training": 60_425,
     "cli": 27_375,
-    "tests": 295_000,
+    "tests": 295_100,
 }
 PUBLIC_NAMES = 1113  # functions and classes of mfopt and cli
 WIDE_FUNCTIONS = 14  # with more than 6 parameters
 # of the main job
 MAIN_JOB = {
     "files": 64,
-    "functions": 489,
+    "functions": 490,
     "lines": 3_065,  # that can run, of the functions that do
     "classes": 48,
     "two-way pairs": 18,  # of files that call each other
