@@ -30,7 +30,7 @@ NODES = {
     "mfopt/sampling": 7_815,
     "mfopt/strategies": 15_480,
     "mfopt/testing": 9_640,
-    "mfopt/torch": 18_420,
+    "mfopt/torch": 18_340,
     "mfopt/training": 60_425,
     "cli": 27_375,
     "tests": 295_100,

@@ -18,10 +18,11 @@ import pytest
 from scipy.special import logsumexp
 
 from mfopt._runtime._float64 import float64
-from mfopt.accounting.monte_carlo import chunked
+from mfopt.accounting.monte_carlo import chunked, importance
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
 from mfopt.accounting.monte_carlo.evidence import Point, Tilt, Trial
 from mfopt.accounting.monte_carlo.group import CountLoss
+from mfopt.accounting.monte_carlo.likelihood import Drawn
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.sampling import BallsInBins, BMinSep, FreshBins, RandomPartition
 from mfopt.strategies import Banded
@@ -252,6 +253,22 @@ def observed(loss, tilt, point, samples=2**15):
     pilot = loss.pilot(tilt, point, samples, chunked.seed_key(3))
     mean = math.exp(pilot.log_mean)
     return mean, mean * pilot.deviation / math.sqrt(pilot.samples)
+
+
+@float64
+def test_what_is_odd_across_a_shift_adds_up_to_nothing_over_its_points():
+    modes, noise = np.random.default_rng(0).normal(size=(2, 5, 3))
+    products = jnp.broadcast_to(modes[0] @ modes.T, (5, 5))
+    square = products[:, 0]  # the first mode is the shift
+    drawn = Drawn(products, jnp.asarray(noise @ modes[0]), square, jnp.zeros(5))
+
+    def evaluate(exponents):
+        across = exponents - exponents[:, :1] * products / square[:, None]
+        return jnp.log(1 + 0.01 * across[:, 1]), ()
+
+    at = chunked.seed_key(1), evaluate, jnp.asarray(noise @ modes.T), 0.7, drawn
+    np.testing.assert_allclose(importance.on_points(*at, 8)[0], 1, rtol=1e-12)
+    assert np.min(np.abs(importance.on_points(*at, 1)[0] - 1)) > 1e-6  # a control: one point
 
 
 @pytest.mark.ci

@@ -115,16 +115,12 @@ def fixed_order(strategy: Strategy, scheme: FixedOrder) -> Sensitivity:
     bins, n = scheme.bins, scheme.iterations
     if strategy.is_identity:
         return Sensitivity(_up(math.sqrt(scheme.epochs), scheme.epochs), True, "largest mode norm")
-    try:
-        strategy.check_entries(n)
-    except _check.UsageError:  # negative ones
-        products = np.abs(_products(strategy, n))
-        worst = max(
-            float(products[start::bins, start::bins].sum()) for start in range(min(bins, n))
-        )
-        value = _up(math.sqrt(worst), n)
-        return Sensitivity(value, False, "sum of |CᵀC| over each bin's iterations")
-    return Sensitivity(_up(_largest_mode(strategy, scheme), n), True, "largest mode norm")
+    if _non_negative(strategy, n):
+        return Sensitivity(_up(_largest_mode(strategy, scheme), n), True, "largest mode norm")
+    products = np.abs(_products(strategy, n))
+    worst = max(float(products[start::bins, start::bins].sum()) for start in range(min(bins, n)))
+    value = _up(math.sqrt(worst), n)
+    return Sensitivity(value, False, "sum of |CᵀC| over each bin's iterations")
 
 
 def min_separation(strategy: Strategy, scheme: MinSeparation) -> Sensitivity:
@@ -256,6 +252,14 @@ def _spaced_norm(coefs: np.ndarray, separation: int, participations: int) -> flo
     for start in range(0, participations * separation, separation):
         total[start:] += coefs[: n - start]
     return float(np.linalg.norm(total))
+
+
+def _non_negative(strategy: Strategy, n: int) -> bool:
+    try:
+        strategy.check_entries(n)
+    except _check.UsageError:
+        return False
+    return True
 
 
 def _products(strategy: Strategy, n: int) -> np.ndarray:

@@ -48,7 +48,7 @@ class BinScheme(Scheme, abstract=True):
 
     @property
     def throws(self) -> int:
-        """Number of times that a unit's steps are drawn."""
+        """Number of draws that a unit's steps take, at most: one in each epoch."""
         return self.epochs
 
     def expected_batch(self, population: int) -> float:

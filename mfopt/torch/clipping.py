@@ -115,7 +115,7 @@ class Examples:
         if isinstance(problem, torch.OutOfMemoryError):
             raise problem
         name, reason = type(self.module).__name__, str(problem).partition("\n")[0]
-        why = f"has a layer that has no rule for torch.vmap ({reason[:200]})"
+        why = f"has no rule for torch.vmap ({reason[:200]})"
         if self._spread:
             raise _check.reject("module", f"{name} of fully_shard", why, "Use no fully_shard.")
         result = self._one_by_one(function, parts)
@@ -266,6 +266,8 @@ def add_clipped(
         try:
             value = loss(noted, alone)
         except (TypeError, AttributeError) as error:
+            if getattr(error, "obj", noted) is not noted:
+                raise
             kind = type(error).__name__
             rule = f"is called as loss(module, batch), and raised {kind}: {error}"
             way_out = "Write def loss(module, batch): return F.cross_entropy(module(batch[0]), "

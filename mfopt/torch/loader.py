@@ -86,7 +86,7 @@ class _Numbered(data.Dataset[Any]):
 class Collator:
     """``collate``, with the unit of each row of the tensors that it makes.
 
-    Of two batches and then one in 250 of a loader, some records are read and collated again, with
+    Of two batches and then one in 250 of a loader, some records are collated again, with
     one in place of another: no other row may change.
 
     Args:
@@ -103,44 +103,29 @@ class Collator:
         is_probed = len(units) > 1 and (self._batches < 2 or self._batches % RATE == 0)
         self._batches += len(units) > 1
         if is_probed:
-            self._refuse_mixed(units[:: -(-len(units) // _COMPARED)])
+            self._refuse_mixed(records[:: -(-len(records) // _COMPARED)])
         batch = self._collate(records or [self._dataset[0]])
         if not records:
             batch = _mapped(_emptied, batch)
 
         return _mapped(lambda x: UnitRows.of(x, units, is_probed=is_probed), batch)
 
-    def _refuse_mixed(self, units: list[int]) -> None:
+    def _refuse_mixed(self, records: list[object]) -> None:
         """Raise :class:`UsageError` where another record changes more rows than its own."""
-        rows = self._rows_of(units)
+        rows, again = map(self._rows_of, (records, records))
         for place in (-1, 0):  # one of them may be the longest, that all others are padded to
-            others = list(units)
-            others[place] = units[len(units) // 2]
+            others = list(records)
+            others[place] = records[len(records) // 2]
             changed = self._rows_of(others)
-            is_alike = [*map(len, rows)] == [*map(len, changed)]
-            is_mixed = is_alike and (Counter(rows) - Counter(changed)).total() > 1
-            # random numbers of their own would have to be the same in all of these
-            if is_mixed and all(
-                [self._rows_of(x) for x in (units, others)] == [rows, changed] for _ in range(16)
-            ):
-                rule = "makes rows of several records each, or the data set gives such records: "
-                rule += "their sum moves by more than one clips"
-                way_out = "Let both make one row of each record alone."
+            is_alike = [*map(len, rows), again] == [*map(len, changed), rows]
+            if is_alike and (Counter(rows) - Counter(changed)).total() > 1:
+                rule = "makes rows of several records each: their sum moves by more than one clips"
+                way_out = "Let it make one row of each record alone."
                 raise _check.reject("collate_fn", self._collate, rule, way_out)
 
-    def _rows_of(self, units: list[int]) -> list[bytes]:
-        """Content of each row of the batch of ``units``; nothing where it has not one of each.
-
-        Records are read one after the other, and the attributes of the data set stay as they are.
-        """
-        attributes = getattr(self._dataset, "__dict__", {})
-        before = dict(attributes)
-        records: list[Any] = []
+    def _rows_of(self, records: list[object]) -> list[bytes]:
+        """Content of each row of the batch of ``records``; nothing where it has not one of each."""
         tensors: list[torch.Tensor] = []
-        for unit in units:
-            with seeded():
-                records.append(self._dataset[unit])
-        attributes.update(before)
 
         def copied(part: Any) -> object:
             # of a view not what it is a view of, which may be all data
@@ -149,9 +134,9 @@ class Collator:
         with seeded():
             _mapped(tensors.append, self._collate(pytree.tree_map(copied, records)))
         rows = [
-            x.reshape(len(units), -1).contiguous().view(torch.uint8).numpy()
+            x.reshape(len(records), -1).contiguous().view(torch.uint8).numpy()
             for x in tensors
-            if isinstance(x, torch.Tensor) and x.numel() and x.shape[:1] == (len(units),)
+            if isinstance(x, torch.Tensor) and x.numel() and x.shape[:1] == (len(records),)
         ]
         return [b"".join(part.tobytes() for part in parts) for parts in zip(*rows, strict=True)]
 

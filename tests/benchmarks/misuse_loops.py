@@ -620,12 +620,6 @@ WRONG |= {
     ),
     "JAX: one batch in a scan": lambda: by_jax(one_batch_in_a_scan),
     "JAX: sums of a state by hand": lambda: by_jax(sums_by_hand),
-    "records less a running mean": lambda: by_run(
-        data=Records(lambda kept, x: (x - kept, 0.9 * kept + 0.1 * x))
-    ),
-    "records mixed with the one before": lambda: by_run(
-        data=Records(lambda kept, x: (x + kept, x))
-    ),
     "another class of a batch": lambda: by_run(
         change=lambda x, y: (x - x.detach().as_subclass(torch.Tensor).mean(0), y)
     ),
@@ -635,6 +629,12 @@ WRONG |= {f"JAX: {name}": wrong for name, (wrong, _) in jax_tests.WRONG.items()}
 DOCUMENTED = {
     "records standardized by all": lambda: by_run(
         data=torch.utils.data.TensorDataset((ALL - ALL.mean(0)) / ALL.std(0), records().tensors[1])
+    ),
+    "records less a running mean": lambda: by_run(
+        data=Records(lambda kept, x: (x - kept, 0.9 * kept + 0.1 * x))
+    ),
+    "records mixed with the one before": lambda: by_run(
+        data=Records(lambda kept, x: (x + kept, x))
     ),
     "a loss that looks up other records": lambda: by_run(
         loss=lambda m, b: functional.cross_entropy(m(b[0] - ALL[:4].mean(0)), b[1])
@@ -791,16 +791,6 @@ def dropping_collate(batch):
     return functional.dropout(x, 0.1), y
 
 
-OWN = random.Random(0)
-DATA = {
-    "plain": records,
-    "turned by random numbers of its own": lambda: Records(
-        lambda kept, x: (x if OWN.random() < 0.5 else -x, kept)
-    ),
-    "moved by numbers that a count seeds": lambda: Records(
-        lambda kept, x: (x + random.Random(int(kept[0])).random(), kept + 1)
-    ),
-}
 COLLATES = {"default": None, "sorted": sorted_collate, "random": dropping_collate}
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
@@ -812,7 +802,6 @@ GRID = {
     "model": [*MODELS],
     "loss": [*RIGHT_LOSSES],
     "change": [*CHANGES],
-    "data": [*DATA],
     "collate": [*COLLATES],
     "optimizer": [*OPTIMIZERS],
     "scheme": [*SCHEMES],
@@ -847,13 +836,13 @@ def right_in_torch(cell):
         options = {"collate_fn": COLLATES[cell["collate"]], "num_workers": cell["workers"]}
         if cell["framework"] == "opacus":
             private, optimizer, loader = make_private(
-                model, optimizer, DATA[cell["data"]](), made, 1.0, **options
+                model, optimizer, records(), made, 1.0, **options
             )
             run = loader.run
         else:
             run = PrivateRun(made, RECORDS, 1.0)
             run.attach(optimizer)
-            loader = run.loader(DATA[cell["data"]](), **options)
+            loader = run.loader(records(), **options)
         if kept:
             model.load_state_dict(kept["model"])
             optimizer.load_state_dict(kept["optimizer"])

@@ -206,13 +206,14 @@ class Pilot(NamedTuple):
           samples: so many as these; others where only what they would show is asked for.
           beta: failure probability.
         """
-        reach, (mean, square) = -math.log(beta) / samples, other.means
-        if not (mean > 0 and square < math.inf):
+        mean, mean_square = other.means
+        if not (mean > COARSE and mean_square < math.inf):
             return -math.inf
         # below the mean by about λv/2 + λ²m³/3 + log(1/β)/(nλ), v the variance
-        variance = max(square - mean**2, 1e-30 * mean**2)
-        bet = min(math.sqrt(2 * reach / variance), (1.5 * reach) ** (1 / 3) / mean)
-        total, square = (samples * mean for mean in self.means)
+        reach = -math.log(beta) / samples
+        spread = max(other.deviation, 1e-15)
+        bet = min(math.sqrt(2 * reach) / spread, (1.5 * reach) ** (1 / 3)) / mean
+        total, square = (samples * average for average in self.means)
         scaled = betting.lower_bound(total, square, bet, samples, beta) * (1 - _BELOW) - COARSE
         return math.log(scaled) + self.tilt.log_ceiling if scaled > 0 else -math.inf
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 from mfopt._runtime import _check
+from mfopt.accounting import solve
 from mfopt.accounting.bound import DeterministicBound, GaussianBound
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.loss_distribution.allocation import AllocationProfile
@@ -15,6 +16,7 @@ from mfopt.errors import FailureError
 
 ROUNDING = 2.0**-40  # relative: σ is nudged up so that no later rounding can lower it
 _NUDGE = 1e-12  # relative, upwards: covers the rounding of the largest mode norm
+_FAINT = 1e-4  # χ of all assignments, below which no grid is fine enough for losses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +47,37 @@ class Orthogonal(DeterministicBound):
         return guess_noise_multiplier(math.sqrt(self.squared_norm), self.bins, epsilon, delta)
 
 
+class _FaintProfile(RoundsProfile):
+    """A profile by bounds in closed form alone: no grid is fine enough for its losses.
+
+    One more than other rounds have, by the variance χ² of the likelihood ratio Λ under Q: since
+    2 u₊ = u + |u| and E|u| <= (E u²)^½,
+
+        H(Q, P) = E_Q (1 - e^ε Λ)₊ <= ½ e^ε ((χ² + x²)^½ - x),    x = 1 - e^-ε,
+        H(P, Q) = E_Q (Λ - e^ε)₊   <= ½ ((χ² + y²)^½ - y),        y = e^ε x, which is no more.
+    """
+
+    _resolved = False
+
+    def epsilon(self, delta: float) -> float:
+        target = math.log(_check.probability("delta", delta))
+        if self._log_ceiling(0.0) <= target:
+            return 0.0
+        return solve.smallest(
+            lambda epsilon: self._log_ceiling(epsilon) - target,
+            gaussian.epsilon(self._largest_mu, delta),
+            name="epsilon",
+            relative=1e-9,
+            least=1e-15,
+        )
+
+    def _log_ceiling(self, epsilon: float) -> float:
+        exponent = self.rounds * self.mixture.log_square(self.noise_multiplier)
+        square, x = max(math.expm1(exponent), 1e-300), -math.expm1(-epsilon)
+        half = math.log(square / (math.hypot(math.sqrt(square), x) + x) / 2)
+        return min(super()._log_ceiling(epsilon), half + epsilon + 1e-12)
+
+
 @dataclasses.dataclass(frozen=True)
 class ReassignedBins(DeterministicBound):
     """Orthogonal modes of one length, reassigned in rounds: the losses of the rounds add up.
@@ -71,7 +104,10 @@ class ReassignedBins(DeterministicBound):
         scaled = sigma / math.sqrt(self.squared_norm) * (1 - _NUDGE)
         if scaled < LEAST:  # too little noise for grids: without amplification
             return gaussian.GaussianProfile(math.sqrt(self.throws) / scaled)
-        return RoundsProfile(BinAssignment(self.bins), self.throws, scaled, accuracy)
+        assignment = BinAssignment(self.bins)
+        faint = self.throws * assignment.log_square(scaled) <= _FAINT**2
+        kind = _FaintProfile if faint else RoundsProfile
+        return kind(assignment, self.throws, scaled, accuracy)
 
     def guess(self, epsilon: float, delta: float) -> float:
         try:

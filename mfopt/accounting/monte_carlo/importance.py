@@ -49,13 +49,13 @@ bounded by the convexity of Y (:mod:`.convex`, with its proof).
 
 **Points.** Of a shifted proposal one sample is the mean of f over J points of X: along the vector
 that it is shifted by, the standard normal is a systematic sample Φ⁻¹((j + U)/J), with one U; across
-it there is one draw, which every second point has the negative of: its law is symmetric. Each
-point has the normal law, so the mean is unbiased and in [0, B] as each value is; samples are iid. Y
-moves mostly along that direction, so most of the variance goes: it falls by a factor 3 to 5 where
-modes hardly overlap, and by 200 for the square root at 16 × 128, ε = 2, δ = 1e-4; the signs make it
-less again by a factor 1.1 to 5, the most where patterns have many participations. Where a shared
-component is exact, little of that is left to gain: two points are worth most in the remove
-direction, and one in the other.
+it there is one draw, which every second point has the negative of. That draw is independent of U
+and symmetric, so one of the J points at random has the normal law: the mean is unbiased, and in
+[0, B] as each value is; samples are iid. Y moves mostly along that direction, so most of the
+variance goes: it falls by a factor 3 to 5 where modes hardly overlap, and by 200 for the square
+root at 16 × 128, ε = 2, δ = 1e-4; the signs make it less again by a factor 1.1 to 5, the most where
+patterns have many participations. Where a shared component is exact, little of that is left to
+gain: two points are worth most in the remove direction, and one in the other.
 
 The upper confidence bound is that of :mod:`.betting` on f/B in [0, 1].
 """
