@@ -31,7 +31,7 @@ NODES = {
     "mfopt/strategies": 15_480,
     "mfopt/testing": 9_640,
     "mfopt/torch": 18_340,
-    "mfopt/training": 60_425,
+    "mfopt/training": 60_470,
     "cli": 27_375,
     "tests": 295_100,
 }
