@@ -119,7 +119,7 @@ class StrategyName(click.Choice):  # type: ignore[type-arg]  # no runtime argume
     # fmt: off
     names: tuple[str, ...] = (
         "blt", "toeplitz", "banded-toeplitz", "cleared-blt", "wave-blt", "banded",
-        "dense", "sqrt", "banded-sqrt", "banded-inverse-sqrt", "identity", "tree",
+        "dense", "identity", "sqrt", "banded-sqrt", "banded-inverse-sqrt", "tree",
     )
     # fmt: on
 

@@ -92,6 +92,9 @@ def build(
         "mfopt": __version__,
         "source": source.describe(),
         "public": public and public.describe(),
+        "tokenizer": tokenizer.digest if isinstance(tokenizer, Tokenizer) else tokenizer,
+        # what is skipped follows from the source
+        "options": {k: v for k, v in dataclasses.asdict(options).items() if k != "skip_bad"},
     }
     if reuse and target.exists():
         earlier = read_report(target)
