@@ -30,8 +30,8 @@ NODES = {
     "mfopt/sampling": 7_815,
     "mfopt/strategies": 15_480,
     "mfopt/testing": 9_640,
-    "mfopt/torch": 18_340,
-    "mfopt/training": 60_470,
+    "mfopt/torch": 18_370,
+    "mfopt/training": 60_485,
     "cli": 27_375,
     "tests": 295_100,
 }
