@@ -146,7 +146,7 @@ class Examples:
                 outputs, gradients = self.forward(function, [x[company] for x in parts])
                 # other ones in each row: what centres them would be lost in equal ones
                 by_name = gradients([x.detach().sigmoid() for x in outputs])
-            each = [x.dense()[:1] for k in self.trained for x in by_name[k]]
+            each = [x.dense(1) for k in self.trained for x in by_name[k]]
             return each, [x[:1] for x in outputs]
 
         def state() -> probe.Contents:

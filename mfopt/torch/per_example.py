@@ -36,9 +36,9 @@ class GradientRows:
     def __init__(self, gradients: torch.Tensor) -> None:
         self.values = gradients.reshape(len(gradients), -1)
 
-    def dense(self) -> torch.Tensor:
-        """The gradients themselves: (examples, numbers)."""
-        return self.values
+    def dense(self, examples: int | None = None) -> torch.Tensor:
+        """The gradients themselves, of the first ``examples``: (examples, numbers)."""
+        return self.values[:examples]
 
     def add_to(self, total: torch.Tensor, factor: torch.Tensor) -> None:
         """Add Σ factor[i] gradient[i] to ``total``; a factor of 0 leaves an example out.
@@ -81,13 +81,13 @@ class Products(NamedTuple):
         ]
         return torch.cat(sums)
 
-    def dense(self) -> torch.Tensor:
-        """The gradients themselves: (examples, numbers)."""
+    def dense(self, examples: int | None = None) -> torch.Tensor:
+        """The gradients themselves, of the first ``examples``: (examples, numbers)."""
+        left, right = self.left[:examples], self.right[:examples]
         if not self.is_indexed:
-            return (self.left.mT @ self.right).flatten(1)
-        count = len(self.left)
-        offsets = torch.arange(count, device=self.left.device)[:, None] * self.height
-        return _scatter(self.left + offsets, self.right, count * self.height).view(count, -1)
+            return (left.mT @ right).flatten(1)
+        offsets = torch.arange(len(left), device=left.device)[:, None] * self.height
+        return _scatter(left + offsets, right, len(left) * self.height).view(len(left), -1)
 
     def add_to(self, total: torch.Tensor, factor: torch.Tensor) -> None:
         """Add Σ factor[i] gradient[i] to ``total``; a factor of 0 leaves an example out."""
