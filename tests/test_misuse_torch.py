@@ -664,13 +664,23 @@ def step_in_a_fork():
 # --- the loop of Opacus --------------------------------------------------------------------------
 
 
-@refused("backward = 'of 2 passes'")
+@refused("in its sum already")
 def opacus_one_more_backward():
     loop = LikeOpacus()
     batch = loop.batch()
     loop.backward(batch)
     loss_of(loop.model, batch).backward()
     loop.optimizer.step()
+
+
+@harmless
+def opacus_two_halves_of_a_batch():
+    loop = LikeOpacus()
+    for batch in loop.loader:
+        for part in zip(*(x.tensor_split(2) for x in batch), strict=True):
+            loss_of(loop.model, part).backward()
+        loop.optimizer.step()
+    loop.is_right()
 
 
 @refused("gradient 0 for every example")

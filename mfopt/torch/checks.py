@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mfopt._runtime import _check
+from mfopt._runtime._types import T
 from mfopt.torch.rows import UnitRows
 
 _ADDING = ("DistributedDataParallel", "FullyShardedDataParallel")
@@ -23,6 +24,14 @@ def place() -> tuple[int, int]:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return 0, 1
+
+
+def gathered(value: T) -> list[T]:
+    """``value`` of each process."""
+    every = [value] * place()[1]
+    if len(every) > 1:
+        torch.distributed.all_gather_object(every, value)
+    return every
 
 
 def refuse_layers(module: torch.nn.Module) -> None:
@@ -125,7 +134,7 @@ def like(parameter: Any, whole: torch.Tensor) -> torch.Tensor:
     from torch.distributed.tensor import DTensor, Replicate
 
     mesh = parameter.device_mesh
-    everywhere = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    everywhere = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim)
     return everywhere.redistribute(placements=parameter.placements)
 
 

@@ -13,7 +13,6 @@ from mfopt.torch.run import PrivateRun
 with _extras.required():
     from lightning.pytorch import Trainer
     from lightning.pytorch.strategies import SingleDeviceStrategy
-    from lightning.pytorch.trainer import call
 
 
 class PrivateStrategy(SingleDeviceStrategy):
@@ -100,10 +99,9 @@ class PrivateStrategy(SingleDeviceStrategy):
         self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **options: Any
     ) -> object:
         """Step with the noised mean of what ``closure()`` adds to the run's sum, if anything."""
-        trainer, name = self._whole.module.trainer, "on_before_optimizer_step"
         loss = closure()
-        call._call_callback_hooks(trainer, name, optimizer)
-        call._call_lightning_module_hook(trainer, name, optimizer)
+        # calls on_before_optimizer_step; no gradient is there yet that it could clip
+        self.precision_plugin._after_closure(self._whole.module, optimizer)
         optimizer.step(**options)
         return loss
 

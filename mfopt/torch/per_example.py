@@ -45,9 +45,8 @@ class GradientRows:
 
         Not by a matrix product, which need not round each row as its norm was.
         """
-        count, factor = max(1, _AT_ONCE // max(1, self.values.shape[1])), factor.to(total.dtype)
-        pairs = zip(torch.split(self.values, count), torch.split(factor, count), strict=True)
-        for part, scale in pairs:
+        factor = factor.to(total.dtype)
+        for part, scale in _pieces(_AT_ONCE, self.values.shape[1], self.values, factor):
             total += (scale[:, None] * _without(part, scale)).sum(0).view_as(total)
 
 
@@ -74,8 +73,9 @@ class Products(NamedTuple):
 
     def overlaps(self, partner: Products) -> torch.Tensor:
         """⟨gradient, other's gradient⟩ of each example, from inner products of all pairs of t."""
-        count = max(1, _MATRIX // max(1, self.left.shape[1] * partner.left.shape[1]))
-        pieces = zip(*(torch.split(x, count) for x in self[:2] + partner[:2]), strict=True)
+        pieces = _pieces(
+            _MATRIX, self.left.shape[1] * partner.left.shape[1], *self[:2], *partner[:2]
+        )
         sums = [
             (_inner(a, b) * (right @ columns.mT)).sum((1, 2)) for a, right, b, columns in pieces
         ]
@@ -125,19 +125,17 @@ def norm_bounds(gradients: Sequence[GradientRows | Products]) -> torch.Tensor:
     if isinstance(gradients[0], GradientRows):
         return norms(gradients[0].values)
     products: Any = gradients
-    lengths = torch.stack([x.lengths() for x in products]).sum(0)
+    lengths = sum(x.lengths() for x in products)
     uses = sum(x.left.shape[1] for x in products)
     if uses == 1:
         return lengths
     height, width = products[0].height, products[0].right.shape[2]
     is_dense = len(products) == 1 and not products[0].is_indexed
     if is_dense and uses * (height + width) > height * width:
-        count = max(1, _MATRIX // (height * width))  # a few at once
-        pieces = zip(*(torch.split(x, count) for x in products[0][:2]), strict=True)
-        dense = torch.cat([norms((a.mT @ right).flatten(1)) for a, right in pieces])
+        pieces = _pieces(_MATRIX, height * width, *products[0][:2])
+        dense = torch.cat([norms(Products(a, right, height).dense()) for a, right in pieces])
         return dense + _ROUNDING * lengths
-    pairs = [(a, b) for i, a in enumerate(products) for b in products[i:]]
-    squares = torch.stack([a.overlaps(b) * (1 if a is b else 2) for a, b in pairs]).sum(0)
+    squares = sum(a.overlaps(b) for a in products for b in products)
     return (squares.clamp(min=0) + _ROUNDING * lengths.square()).sqrt() + _ROUNDING * lengths
 
 
@@ -153,6 +151,12 @@ def norms(rows: torch.Tensor) -> torch.Tensor:
         blocks = torch.unflatten(rows[..., :cut], -1, (-1, _BLOCK)).norm(dim=-1)
         result = torch.hypot(norms(blocks), result)
     return result
+
+
+def _pieces(most: int, each: int, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """``tensors`` in pieces of a few examples, so that ``each`` numbers of one make ``most``."""
+    count = max(1, most // max(1, each))
+    return zip(*(torch.split(x, count) for x in tensors), strict=True)
 
 
 def _inner(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -112,9 +112,8 @@ class PrivateModule(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Outputs of the module; those of a training pass await the gradients of a loss."""
-        given, structure = pytree.tree_flatten((args, kwargs))
-        leaves = list(map(rows.plain, given))
-        args, kwargs = pytree.tree_unflatten(leaves, structure)
+        given = pytree.tree_leaves((args, kwargs))
+        args, kwargs = pytree.tree_map(rows.plain, (args, kwargs))
         if not (self.training and torch.is_grad_enabled()):
             return self._module(*args, **kwargs)
         run = self._run
@@ -124,41 +123,45 @@ class PrivateModule(torch.nn.Module):
         def marked(x: Any) -> Any:
             return rows.Outputs.of(x, units, is_probed=is_probed, reduction=self._reduction)
 
+        def is_batched(x: Any) -> bool:
+            return rows.is_array(x) and len(x) == count
+
         if not count:
             with torch.no_grad():
                 outputs = self._module(*args, **kwargs)
             return pytree.tree_map(lambda x: marked(_leaf(x)), outputs)
-        batched = [i for i, x in enumerate(leaves) if rows.is_array(x) and len(x) == count]
-        of_example: list[Any] = []  # outputs, as a list, and their structure
+        of_example: list[Any] = [None]  # outputs
 
         def of_one(call: Callable[..., object], *example: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            inputs = list(leaves)
-            for i, part in zip(batched, example, strict=True):
-                inputs[i] = part.unsqueeze(0)
-            one_args, one_kwargs = pytree.tree_unflatten(inputs, structure)
-            of_example[:] = pytree.tree_flatten(call(*one_args, **one_kwargs))
-            tensors = [x for x in of_example[0] if isinstance(x, torch.Tensor)]
+            remaining = iter(example)
+            one_args, one_kwargs = pytree.tree_map(
+                lambda x: next(remaining).unsqueeze(0) if is_batched(x) else x, (args, kwargs)
+            )
+            of_example[0] = call(*one_args, **one_kwargs)
+            tensors = [x for x in pytree.tree_leaves(of_example) if isinstance(x, torch.Tensor)]
             return tuple(x.squeeze(0) if x.ndim else x for x in tensors)
 
-        parts = [leaves[i] for i in batched]
+        parts = [x for x in pytree.tree_leaves((args, kwargs)) if is_batched(x)]
         is_probed |= any(units != count for units in self._reduction.divided.values())
         with examples.probed(of_one, parts, run if is_probed else None):
             outputs, pullback = examples.forward(of_one, parts)
         outputs = [_leaf(x) for x in outputs]
         scale = count if self._reduction.declared == "mean" else 1
 
-        def add(sums: Mapping[torch.Tensor, torch.Tensor]) -> None:
-            run.norms.append(examples.add(pullback([x.grad for x in outputs]), sums, scale))
+        def add() -> None:
+            run.norms.append(examples.add(pullback([x.grad for x in outputs]), run.sums, scale))
 
         run.passes.append((outputs, add, units))
         remaining = iter(outputs)
-        results = []
-        for x in of_example[0]:
-            result = next(remaining) if isinstance(x, torch.Tensor) else x
-            if isinstance(x, torch.Tensor) and not x.ndim:  # a number of each example
-                result = getattr(torch, self._reduction.declared)(result)
-            results.append(marked(result))
-        return pytree.tree_unflatten(results, of_example[1])
+
+        def of_all(x: Any) -> Any:
+            if not isinstance(x, torch.Tensor):
+                return x
+            y = next(remaining)
+            # or a number of each example
+            return marked(y) if x.ndim else getattr(torch, self._reduction.declared)(y)
+
+        return pytree.tree_map(of_all, of_example[0])
 
 
 def _leaf(output: object) -> Any:

@@ -6,7 +6,6 @@ import functools
 import inspect
 import os
 import random
-import weakref
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
@@ -48,7 +47,6 @@ _DECIDED = {
     "clipping": "σ is for one norm over all parameters, flat in the words of Opacus",
 }
 _FIXED = {"factorization", "normalizer", "sampler", "stream"}
-_attached: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 P = ParamSpec("P")
 
 
@@ -147,10 +145,8 @@ class PrivateRun:
             factorization.guarantee, pinned=seed is not None, allow_uncertified=allow_uncertified
         )
         self.rank, self.ranks = checks.place()
-        samplers = [factorization.sampler(population, seed)]
-        if self.ranks > 1:
-            torch.distributed.broadcast_object_list(samplers, src=0)
-        self.sampler = samplers[0].part(self.rank, self.ranks)
+        sampler = checks.gathered(factorization.sampler(population, seed))[0]
+        self.sampler = sampler.part(self.rank, self.ranks)
         expected = self.sampler.expected_batch
         self.normalizer = _check.positive(
             "normalizer", expected if normalizer is None else normalizer
@@ -314,8 +310,8 @@ class PrivateRun:
         optimizer = getattr(optimizer, "optimizer", optimizer)
         way_out = "Give a new optimizer of PyTorch."
         _check.kind("optimizer", optimizer, torch.optim.Optimizer, way_out)
-        # Opacus's are known by what they wrap
-        if optimizer in _attached or hasattr(optimizer, "original_optimizer"):
+        # Opacus's are known by what they wrap, ours by how they refuse copies
+        if {"original_optimizer", "__reduce_ex__"} & vars(optimizer).keys():
             rule = "was made private already: its noise would not be this factorization's"
             raise _check.reject("optimizer", optimizer, rule, way_out)
         if optimizer.state:
@@ -364,15 +360,14 @@ class PrivateRun:
                 way_out = "Freeze and add parameters before."
                 raise _check.reject("optimizer", optimizer, rule, way_out)
             self.collect()
-            gradients = [p.grad for p in parameters]
-            if any(g is not None and bool(checks.local(g).any()) for g in gradients):
+            if any(p.grad is not None and bool(checks.local(p.grad).any()) for p in parameters):
                 rule = "holds gradients that run.backward did not make, neither clipped nor noised"
                 way_out = "Call run.backward(module, loss, batch) in place of loss.backward()."
                 raise _check.reject("grad", "not empty", rule, way_out)
-            sums = list(self.sums.values())
-            self.add_to(sums)
+            sums = self.sums
+            self.add_to([*sums.values()])
             self._drop()
-            for p, total in zip(parameters, sums, strict=True):
+            for p, total in sums.items():
                 if self.ranks > 1:
                     torch.distributed.all_reduce(total)
                 p.grad = checks.like(p, total.div_(self.normalizer))
@@ -422,21 +417,16 @@ class PrivateRun:
 
         optimizer.register_load_state_dict_pre_hook(before_load)
         optimizer.register_load_state_dict_post_hook(lambda _: self._restore(*loaded))
-        _attached.add(optimizer)
         self.forget = zero_grad
 
     def collect(self) -> None:
-        """Add the gradients of the pass over a batch whose outputs have some by now."""
-        passes = [x for x in self.passes if any(y.grad is not None for y in x[0])]
+        """Add the gradients of passes whose outputs have some by now."""
+        for outputs, add, units in self.passes:
+            if any(y.grad is not None for y in outputs):
+                self.take(units)
+                add()
+                self.refuse_constant(len(units))
         self.passes.clear()
-        if len(passes) > 1:
-            rule = "an example would be in the sum once for each of them"
-            way_out = "Call module and backward() once for each batch, then step()."
-            raise _check.reject("backward", f"of {len(passes)} passes", rule, way_out)
-        for _, add, units in passes:
-            self.take(units)
-            add(self.sums)
-            self.refuse_constant(len(units))
 
     def take(self, units: tuple[int, ...]) -> None:
         """Note that rows of these units are in the sum, also if adding them is broken off.
@@ -466,14 +456,12 @@ class PrivateRun:
             way_out = "Call init_process_group before."
             raise _check.reject("torch.distributed", current, rule, way_out)
         self.stream.refuse_past_end(self.step)
-        if len(self.units) < (drawn := len(self.sampler[self.step])):
+        if len(self.units) != (drawn := len(self.sampler[self.step])):
             rule = f"are in the sum, and {drawn} were drawn for the step"
             way_out = "Call run.backward, or loss.backward(), for all; no zero_grad() between."
             raise _check.reject("units", len(self.units), rule, way_out)
-        contents = [release_content(self.norms, sums, noise.step)] * self.ranks
-        if self.ranks > 1:  # the ledger is the first one's
-            torch.distributed.all_gather_object(contents, contents[0])
-        noise.add_to(sums, b"".join(contents))
+        content = release_content(self.norms, sums, noise.step)
+        noise.add_to(sums, b"".join(checks.gathered(content)))  # the ledger is the first one's
 
     def _restore(self, contents: Contents, saved: UnitSampler) -> None:
         """Resume a run: its batches, its noise, its step.
@@ -483,21 +471,14 @@ class PrivateRun:
             batches in other processes.
         """
         noise = self.started()
-        if self.ranks > 1:
-            every: list[Any] = [None] * self.ranks
-            state = contents[0]["step"], {**saved.state_dict(), "rank": 0}
-            torch.distributed.all_gather_object(every, state)
-            if any(other != state for other in every):
-                rule = (
-                    f"must be one in all processes, which have steps {[step for step, _ in every]}"
-                )
-                way_out = "Load in each what all saved at the same step of one run."
-                raise _check.reject("state", f"of step {state[0]}", rule, way_out)
+        state = contents[0]["step"], {**saved.state_dict(), "rank": 0}
+        every = checks.gathered(state)
+        if any(other != state for other in every):
+            rule = f"must be one in all processes, which have steps {[step for step, _ in every]}"
+            way_out = "Load in each what all saved at the same step of one run."
+            raise _check.reject("state", f"of step {state[0]}", rule, way_out)
         noise.restore(contents, self.keys.folder)
-        step = [noise.step]
-        if self.ranks > 1:
-            torch.distributed.broadcast_object_list(step, src=0)
-        noise.skip(step[0])  # what was lost in a power cut
+        noise.skip(checks.gathered(noise.step)[0])  # what was lost in a power cut
         vars(self).update(sampler=saved)
         self._drop()
 
