@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
@@ -103,13 +104,13 @@ class PrivateModule(torch.nn.Module):
         super().__init__()
         self._module, self._run = module, run
         self._reduction = rows.UnitRows.reduction._replace(declared=loss_reduction, divided={})
-        compiler: Any = torch.compiler  # it leaves passes of this module as they are
-        self.forward = compiler.disable(self.forward)  # type: ignore[method-assign]
 
     def __getattr__(self, name: str) -> Any:
         own = "_modules" not in vars(self) or name == "_module"
         return super().__getattr__(name) if own else getattr(self._module, name)
 
+    # torch.compiler.disable, which would import the compiler here
+    @_disable_dynamo
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Outputs of the module; those of a training pass await the gradients of a loss."""
         given = pytree.tree_leaves((args, kwargs))
