@@ -156,6 +156,9 @@ PASSES = {
     a_loss_of_the_whole_batch: "uses rows of the loader beside its example",
     lambda loop, batch: loop.backward((batch[0][:-1], batch[1][:-1])): "were drawn for the step",
     lambda loop, batch: loop.backward(batch[0].sum(0)): "mixed by a sum",
+    lambda loop, batch: loop.backward(
+        (torch.zeros(batch[0].shape).add_(batch[0].sum(0)), batch[1])
+    ): "mixed by add_",
     lambda loop, batch: (
         next(loop.model.parameters()).data.fill_(batch[0].sum()),
         loop.backward(batch),
@@ -179,7 +182,7 @@ PASSES = {
 }
 
 
-@pytest.mark.parametrize("number", range(28))
+@pytest.mark.parametrize("number", range(29))
 def test_a_wrong_pass_is_refused(number):
     wrong, match = list(PASSES.items())[number]
     loop = Loop()
@@ -428,6 +431,9 @@ def test_rows_that_are_given_by_keywords_are_those_of_their_units():
     sums = torch.zeros(4)
     torch.sum(input=rows, dim=0, out=sums)
     assert UnitRows.fault_of(sums) == "sum"
+    made = torch.zeros(4, 3), torch.zeros(3, 3)
+    torch.linalg.qr(UnitRows.of(torch.ones(4, 3), range(4)), out=made)
+    assert [*map(UnitRows.fault_of, made)] == ["", "linalg_qr"]
 
 
 def test_a_loss_of_an_output_among_numbers_is_seen():

@@ -119,7 +119,8 @@ class UnitRows(torch.Tensor):
                 if isinstance(x, torch.Tensor):
                     storage: Any = x.untyped_storage()
                     storage.written = name
-                    if all(y.units is None for y in results):
+                    there = [y for y in results if y.untyped_storage() is storage]
+                    if all(y.units is None for y in there):
                         storage.fault = name
         return result
 
@@ -178,9 +179,15 @@ def units_of(tensors: Iterable[object]) -> tuple[int, ...]:
     Raises:
       UsageError: no tensor comes from a loader of a run, or rows of two belong to other units.
     """
-    rows = [x for x in tensors if isinstance(x, UnitRows)]
+    given = [x for x in tensors if isinstance(x, torch.Tensor)]
+    rows = [x for x in given if isinstance(x, UnitRows)]
     every = {x.units for x in rows}
-    fault = UnitRows.fault_of(*rows) or "a sum" * (None in every)
+    fault = (
+        UnitRows.fault_of(*rows)
+        or "a sum" * (None in every)
+        # memory of others that sums were written to; an item that was set may be a unit's own row
+        or UnitRows.fault_of(*given).replace("__setitem__", "")
+    )
     if fault or len(every) != 1:
         mixed = f"mixed by {fault}" if fault else "others"
         rule = "has rows that did not come from the run's loader, each of one unit"
