@@ -287,6 +287,10 @@ MODELS = {
             (weight_moved_in_the_pass, r"layers\.2\.bias"),
         )
     },
+    "weight of a hook": (
+        lambda: torch.nn.utils.spectral_norm(torch.nn.Linear(4, 3)),
+        r"parametrizations, or parametrize with a mask, not by hooks \(prune",
+    ),
     "hook": (hook_that_remembers, "last"),
     "embedding": (rescaled_embedding, r"table\.weight = 'state'"),
     "instance norm": (

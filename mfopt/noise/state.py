@@ -138,7 +138,8 @@ def no_copy(noise: object) -> _check.UsageError:
         type(noise).__name__,
         "a copy",
         "cannot be made: a file of it would show the key, and both would add the same noise",
-        "Make a new one, or resume from its state_dict() or a file of save_state(), mode 0600.",
+        "Make a new one, or resume from its state_dict() or a file of save_state(), mode 0600; of "
+        "a private model copy or average (AveragedModel) the module that it was made from.",
     )
 
 

@@ -120,7 +120,11 @@ def refuse_changes(before: Contents, after: Contents, *, made: bool = False) -> 
         changed = [x for x in changed if x in after and before.get(x, "False") != "False"]
     if changed:
         rule = "was changed by a private pass: it may hold what a batch has, without noise"
-        way_out = "Freeze it, use GroupNorm, or keep it elsewhere; and load the model again."
+        way_out = (
+            "Freeze it, use GroupNorm, or keep it elsewhere; compute a weight by torch.nn.utils's "
+            "parametrizations, or parametrize with a mask, not by hooks (prune, weight_norm, "
+            "spectral_norm); and load the model again."
+        )
         path = re.sub(r"\._(?:modules|buffers|parameters)\['([^']*)'\]", r".\1", changed[0])
         raise _check.reject(path, "state", rule, way_out)
 
