@@ -313,11 +313,11 @@ def test_a_model_that_keeps_a_batch_is_refused(name, variant):
         loop.backward(batch)
 
 
-@pytest.mark.parametrize("number", range(14))
+@pytest.mark.parametrize("number", range(15))
 def test_what_remembers_out_of_sight_is_refused(number):
     from misuse_loops import WRONG, outcome
 
-    kinds = "a model with", "another class"
+    kinds = "a model with", "another class", "JAX: sums of a state"
     name = [x for x in WRONG if x.startswith(kinds)][number]
     assert outcome(WRONG[name]).startswith("refused"), name
 

@@ -152,8 +152,8 @@ class PrivateRun:
 
     def batches(self, state: PrivateState) -> Batches:
         """The batches of the run, from the state's step on; outside of jit."""
-        key, step = _key_of(state), int(state.noise.step)
-        return Batches(self.sampler(state), key, step, self.microbatch)
+        key = _key_of(state)
+        return Batches(self.sampler(state), key, int(state.noise.step), self.microbatch)
 
     def sampler(self, state: PrivateState) -> UnitSampler:
         """The sampler of the batches, whose seed follows from the key of the noise.
@@ -199,19 +199,20 @@ class PrivateRun:
 
         data = jax.tree.map(jnp.asarray, data)
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), data)
-        constants = () if public is None else (public,)
-        program = GradientProgram.of(function, params, shapes, *constants)
+        program = GradientProgram.of(
+            function, params, shapes, *(() if public is None else (public,))
+        )
         if whole & {np.shape(array) for array in program.program.consts}:
             rule = "uses an array as large as the data: each gradient would be of all examples"
             way_out = "Use the example that it is given, and no other."
             raise _check.reject("function", function, rule, way_out)
-        of_units = jax.vmap(program, (None, 0, *[None] * len(constants)))
+        of_units = jax.vmap(program, (None, 0, None))
         self.stream.check_state(state.noise)
         self.stream.leaves_like(state.noise, program.gradients, "gradients")
 
         def step_once(state: PrivateState, part: StepBatch) -> tuple[PrivateState, None]:
             examples = jax.tree.map(lambda leaf: leaf[part.units], data)
-            return self._with(of_units(params, examples, *constants), part, state), None
+            return self._with(of_units(params, examples, public), part, state), None
 
         if np.ndim(batch.units) == 1:
             state, _ = step_once(state, batch)
@@ -255,14 +256,20 @@ class PrivateRun:
     @pinned
     def _with(self, of_units: list[Any], batch: StepBatch, state: PrivateState) -> PrivateState:
         """State with the microbatch of these gradients, arrays or products, in its sum."""
-        batch = jax.tree.map(jnp.asarray, batch)
-        sums, is_own = self._added(state, of_units, batch)
+        sums, is_own, is_begun = self._added(state, of_units, batch)
         _refuse(
             is_own,
             "batch",
             f"step {batch.step}, part {batch.part}",
             f"is not what the run drew for step {state.noise.step}, part {state.part}",
             "Give each batch of run.batches(state) once and in order, an empty one too.",
+        )
+        _refuse(
+            is_begun,
+            "state.sums",
+            "not 0",
+            "must be 0 before the first microbatch of a step",
+            "Change no field of a state: take what init, load, release or gradient gave.",
         )
         return dataclasses.replace(
             state,
@@ -273,11 +280,11 @@ class PrivateRun:
 
     @functools.cached_property
     def _added(self) -> Callable[..., PyTree]:
-        """``(sums and the batch's clipped gradients, whether the batch is the next one)``."""
+        """``(sums and the batch's, whether it is the next batch, whether sums begin at 0)``."""
 
         def added(
             state: PrivateState, of_units: list[Any], batch: StepBatch
-        ) -> tuple[list[Array], Array]:
+        ) -> tuple[list[Array], Array, Array]:
             is_own = (tag_of(batch, state.noise.key) == batch.tag).all()
             is_own &= (batch.step == state.noise.step) & (batch.part == state.part)
             squares = [jax.vmap(_square)(leaf) for leaf in of_units]
@@ -295,8 +302,9 @@ class PrivateRun:
                 return jnp.where(is_next, total + part.astype(total.dtype), jnp.nan)
 
             totals = jax.tree.leaves(state.sums)
+            is_begun = (state.part > 0) | (sum(map(jnp.count_nonzero, totals)) == 0)
             pairs = zip(totals, of_units, strict=True)
-            return [clipped_sum(*pair) for pair in pairs], is_own
+            return [clipped_sum(*pair) for pair in pairs], is_own, is_begun
 
         return jax.jit(added)  # outside of jit too: not compiled operation by operation
 
@@ -320,8 +328,7 @@ class PrivateRun:
         )
         sums = jax.tree.map(lambda leaf: jnp.where(whole, leaf, jnp.nan), state.sums)
         noised, following = self.stream.release(sums, state.noise, constants)
-        mean = jax.tree.map(lambda leaf: leaf / self.normalizer, noised)
-        return mean, self._between(following)
+        return jax.tree.map(lambda leaf: leaf / self.normalizer, noised), self._between(following)
 
     def save(
         self, path: str | os.PathLike[str], state: PrivateState, *, force: bool = False
