@@ -198,38 +198,17 @@ def _kinks(
     rising = scipy.optimize.isotonic_regression(up / wide, weights=wide).x
     falling = scipy.optimize.isotonic_regression(down / far, weights=far).x
     rising, falling = np.clip(rising, 0.0, 1.0), np.clip(falling, -1.0, 0.0)
-    rising, falling = _joined(rising, wide, falling, far)
+    # slopes of h go on rising across 0: pools on both sides that do not are made one
+    joined = np.append(rising - 1, falling), np.append(wide, far)
+    slopes = scipy.optimize.isotonic_regression(joined[0], weights=joined[1]).x
+    pooled = slopes == slopes[rising.size]
+    if pooled[rising.size - 1]:
+        rising[pooled[: rising.size]] = slopes[rising.size] + 1
+        falling[pooled[rising.size :]] = slopes[rising.size]
     at_zero = falling[0] - (rising[-1] - 1)
     q = np.concatenate([np.diff(rising), [max(at_zero, 0.0)], np.diff(falling), [-falling[-1]]])
     with np.errstate(divide="ignore"):
         return np.log(q), float(above[-1]), float(rising[0])
-
-
-def _joined(
-    rising: np.ndarray, wide: np.ndarray, falling: np.ndarray, far: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Slopes of both sides that go on rising across 0: pools that do not are made one."""
-    i, j = rising.size - 1, 0
-    merged, weight = None, 0.0
-    total = 0.0
-    while True:
-        slope_below = rising[i] - 1 if i >= 0 else -math.inf
-        slope_above = falling[j] if j < falling.size else math.inf
-        if merged is None:
-            if slope_below <= slope_above:
-                return rising, falling
-            total, weight = slope_below * wide[i] + slope_above * far[j], wide[i] + far[j]
-            i, j = i - 1, j + 1
-        elif slope_below > merged:
-            total, weight, i = total + slope_below * wide[i], weight + wide[i], i - 1
-        elif slope_above < merged:
-            total, weight, j = total + slope_above * far[j], weight + far[j], j + 1
-        else:
-            break
-        merged = total / weight
-    rising, falling = rising.copy(), falling.copy()
-    rising[i + 1 :], falling[:j] = merged + 1, merged
-    return rising, falling
 
 
 # --- many thresholds of one sum ------------------------------------------------------------------
