@@ -16,7 +16,6 @@ import scipy
 from mfopt._runtime import _check
 
 _SECANTS = 12
-_STEPS = 200  # the upper end of a bracket holds after any number of them
 _HALVES, _SMALLEST = 1200, 1e-300  # steps at most; width of a bracket about 0
 _FARTHEST, _BACK = 0.6, 0.3  # of log x, in a step of a secant; from a value of -inf
 
@@ -62,17 +61,9 @@ def smallest(
 
     start = min(max(guess, least), largest)
     low, high = _bracket(evaluate, start, (least, largest), growth, (name, gap))
-    if low is None:
-        return high
-    for step in range(_STEPS):
-        if high <= low * (1 + relative):
-            break
-        middle = _next_point(low, evaluate(low), high, evaluate(high), relative, step)
-        if evaluate(middle) <= 0:
-            high = middle
-        else:
-            low = middle
-    return high
+    if low is not None:
+        root(evaluate, low, high, relative=relative)
+    return min(x for x, over in values.items() if over <= 0)
 
 
 def about(
@@ -212,19 +203,3 @@ def _bracket(
         if evaluate(x) <= 0:
             return low, x
         factor = min(factor**2, 100.0)
-
-
-def _next_point(
-    low: float, at_low: float, high: float, at_high: float, relative: float, step: int
-) -> float:
-    """A point inside (low, high): secant in log x, pulled into the bracket, or its middle."""
-    log_low, log_high = math.log(low), math.log(high)
-    middle = 0.5 * (log_low + log_high)
-    if step % 3 == 2 or not (math.isfinite(at_low) and math.isfinite(at_high)):
-        return math.exp(middle)
-    root = log_low + (log_high - log_low) * at_low / (at_low - at_high)
-    # lean to the private side by a third of the final width, so that the bracket closes from
-    # above as soon as the secant is accurate, and from below at the step after
-    lean = relative / 3 if step % 2 == 0 else -relative / 3
-    edge = min(relative / 10, 0.1 * (log_high - log_low))
-    return math.exp(min(max(root + lean, log_low + edge), log_high - edge))
