@@ -244,17 +244,6 @@ def test_lemma_forms():
     assert total <= math.log(1e-6) and actual > gaussian.epsilon(1.5, 1e-6)
 
 
-def test_the_second_moment_of_a_million_units_is_bounded_in_little_memory():
-    """All pairs of sensitivities were multiplied: 7 TiB."""
-    probability, sigma, size = 0.01, 1e6, 10**6
-    # E_s E_s' e^(s s'/σ²): the moments of one count, of another's
-    counts = np.arange(9000, 11000)
-    inner = np.expm1(size * np.log1p(probability * np.expm1(counts / sigma**2)))
-    exact = math.log1p(scipy.stats.binom.pmf(counts, size, probability) @ inner)
-    actual = Mixture.binomial(size, probability).log_square(sigma)
-    assert exact * (1 - 1e-9) < actual < 1.01 * exact
-
-
 @pytest.mark.release
 @pytest.mark.parametrize("sigma", [1.0, 1e6])
 def test_a_million_units_are_accounted_for(sigma):

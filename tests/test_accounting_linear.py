@@ -60,7 +60,7 @@ def test_bounds_hold_an_exact_round_between_them(probability, sigma, deviations)
     epsilon = deviations * probability / sigma
     truth = max(one_round(probability, sigma, epsilon))
     mixture = Mixture.binomial(1, probability)
-    linear = NearlyLinear.of_rounds(1, *mixture.linear(sigma))
+    linear = NearlyLinear.of_rounds([(1, *mixture.linear(sigma))])
     assert linear.log_delta_below(epsilon) <= truth + 1e-12
     assert truth <= linear.log_delta(epsilon)
     if deviations <= 1:
@@ -91,7 +91,7 @@ def test_lower_bounds_of_many_rounds_stay_below_the_upper(probability, rounds, d
 def test_a_smaller_remainder_would_be_no_bound():
     """Control: the linear part alone is not enough where Λ is far from linear."""
     variance, excess = Mixture.binomial(1, 0.01).linear(1.5)
-    whole = NearlyLinear.of_rounds(1, variance, excess)
+    whole = NearlyLinear.of_rounds([(1, variance, excess)])
     epsilon = 4 * whole.deviation
     truth = max(one_round(0.01, 1.5, epsilon))
     assert truth <= whole.log_delta(epsilon)
@@ -107,7 +107,7 @@ def test_bins_hold_the_truth_between_their_bounds(sigma, deviations):
     profile = AllocationProfile(2, gram)
     assert profile.log_delta_below(epsilon) <= truth <= profile.log_delta(epsilon)
     assert profile.log_delta(epsilon) <= truth + 1e-3
-    linear = NearlyLinear.of_rounds(1, *linear_part(2, gram))
+    linear = NearlyLinear.of_rounds([(1, *linear_part(2, gram))])
     assert linear.log_delta_below(epsilon) <= truth <= linear.log_delta(epsilon)
 
 

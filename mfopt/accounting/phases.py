@@ -24,16 +24,8 @@ from mfopt.accounting.account import Effort, account, analysis
 from mfopt.accounting.accountants.independent_rounds import ROUNDS, refuse_replacement
 from mfopt.accounting.analyses import Analysis
 from mfopt.accounting.loss_distribution import poisson
-from mfopt.accounting.loss_distribution.convolution import Composition
-from mfopt.accounting.loss_distribution.distribution import LossDistribution
-from mfopt.accounting.loss_distribution.grid import Grid, Law
-from mfopt.accounting.loss_distribution.mixture import Resolution
-from mfopt.accounting.loss_distribution.rounds import (
-    COARSE,
-    FINE,
-    largest_epsilon,
-    smallest_epsilon,
-)
+from mfopt.accounting.loss_distribution.grid import RepeatedRound
+from mfopt.accounting.loss_distribution.rounds import COARSE, FINE, RoundsProfile
 from mfopt.accounting.monte_carlo import composition, protocol
 from mfopt.errors import FailureError, UsageError
 from mfopt.guarantee import Guarantee, reported_delta
@@ -41,7 +33,6 @@ from mfopt.mechanism import Mechanism
 from mfopt.sampling import FixedOrder, MinSeparation, Scheme
 from mfopt.strategies import Dense, Strategy
 
-_TRUNCATED = 16.0
 # by exact class: a subclass may let units take part otherwise
 _PUBLIC = {FixedOrder: poisson.public, MinSeparation: poisson.public}
 
@@ -137,18 +128,21 @@ def compose(
         effort = Effort(samples, seed, certify)
         answer = _with_sampled(phases, sampled, epsilon, delta, effort)
         return dataclasses.replace(answer, details={**answer.details, **details})
-    log_delta = -60.0
+    profile = _profile(phases)
     if delta is not None:
-        log_delta = math.log(_check.probability("delta", delta))
+        _check.probability("delta", delta)
+        solved = profile.epsilon(delta) if profile else 0.0
     elif epsilon is not None:
         _check.non_negative("epsilon", epsilon)
-    solved, parts = 0.0 if epsilon is None else -math.inf, _parts(phases)
-    if parts:
-        solved = max(_solved(parts, add, epsilon, log_delta) for add in (False, True))
+        solved = profile.log_delta(epsilon) if profile else -math.inf
     below = -math.inf
     if math.isfinite(solved):
         with contextlib.suppress(FailureError, UsageError):  # the answer holds without
-            below = _below(phases, epsilon, solved, log_delta)
+            attacked = _profile(phases, attacked=True)
+            if attacked and delta is not None:
+                below = attacked.epsilon_below(delta, solved)
+            elif attacked and epsilon is not None:
+                below = attacked.log_delta_below(epsilon)
     if epsilon is not None:
         below, solved = math.exp(below), reported_delta(math.exp(solved))
     guarantee = Guarantee(
@@ -165,16 +159,28 @@ def compose(
     return guarantee.with_lower_end(below, solved) if below > 0 else guarantee
 
 
-_Parts = list[tuple[poisson.Rounds, float]]
+def _profile(
+    phases: Sequence[Phase], accuracy: float = FINE, *, attacked: bool = False
+) -> RoundsProfile | None:
+    """The profile of the phases that are compositions of rounds; None where nothing is released.
 
-
-def _parts(phases: Sequence[Phase]) -> _Parts:
-    """(rounds, σ over their scale) of the phases that are compositions of rounds."""
-    return [
-        (rounds, phase.noise_multiplier / rounds.scale)
-        for phase in phases
-        if (rounds := phase.rounds) is not None and not rounds.mixture.trivial
-    ]
+    Args:
+      phases: the parts of the run.
+      accuracy: relative error of ε.
+      attacked: whether to take rounds that some data attain, of phases where such are known.
+    """
+    kinds = []
+    for phase in phases:
+        mechanism, rounds = phase.mechanism, phase.rounds
+        if attacked:
+            described = mechanism.strategy, mechanism.sampling
+            rounds = poisson.attack(*described, mechanism.group_size, mechanism.adjacency)
+        if rounds is not None and not rounds.mixture.trivial:
+            sigma = phase.noise_multiplier / rounds.scale
+            kinds.append(RepeatedRound(rounds.mixture, rounds.rounds, sigma))
+    if not kinds:
+        return None
+    return RoundsProfile(*kinds[0], accuracy / len(kinds), tuple(kinds[1:]))
 
 
 def _with_sampled(
@@ -190,13 +196,10 @@ def _with_sampled(
         way_out = "Continue with the same bins: one mechanism of more epochs."
         raise _check.reject("phases", kinds, "only one phase may have a sampled account", way_out)
     (sampled_phase,) = sampled
-    parts, sigma = _parts(phases), sampled_phase.noise_multiplier
-    if parts:
+    sigma = sampled_phase.noise_multiplier
+    if profile := _profile(phases, COARSE):
         target = -30.0 if delta is None else math.log(_check.probability("delta", delta))
-        # on a grid made for their own ε at δ, both ways
-        laws, tails = _laws(parts, target, add=False)
-        scale = max(math.hypot(*(law.epsilon(target) for law in laws)), 1e-4)
-        companion = _discretized(parts, laws, tails, scale, COARSE)
+        companion = profile.composition(target)
         options = dataclasses.asdict(effort)
         del options["certificate"]  # samples alone prove this one
         answers: Analysis = composition.analysis(sampled_phase.mechanism, companion, **options)
@@ -206,83 +209,6 @@ def _with_sampled(
         return answers.epsilon(sigma, delta)
     assert epsilon is not None
     return answers.delta(sigma, epsilon)
-
-
-def _laws(parts: _Parts, log_delta: float, add: bool) -> tuple[list[Law], list[float]]:
-    """The law of each part without a grid, and what of it may be left out."""
-    tails = [log_delta - math.log(len(parts) * part.rounds) - _TRUNCATED for part, _ in parts]
-    laws = [
-        Law.of(part.mixture, sigma, part.rounds, tail, add)
-        for (part, sigma), tail in zip(parts, tails, strict=True)
-    ]
-    return laws, tails
-
-
-def _discretized(
-    parts: _Parts,
-    laws: list[Law],
-    tails: list[float],
-    epsilon: float,
-    share: float,
-    below: bool = False,
-) -> Composition:
-    """Composition of all parts on one grid, fine to ``share`` at ε = ``epsilon``; remove direction.
-
-    With ``below`` one that they dominate, in the direction of the laws.
-    """
-    share /= len(parts)
-    grids = [
-        Grid.plan(law, epsilon, share, part.mixture.components)
-        for law, (part, _) in zip(laws, parts, strict=True)
-    ]
-    step = min(grid.step for grid in grids)
-    discretized: list[tuple[LossDistribution, int]] = []
-    for (part, sigma), law, grid, tail in zip(parts, laws, grids, tails, strict=True):
-        mixture = part.mixture
-        if below:
-            cut = Resolution(grid.spacing, tail, (grid.least, grid.largest))
-            single = mixture.discretize_below(sigma, step, cut, add=law.add, rounds=part.rounds)
-        else:
-            single = mixture.discretize(sigma, step, Resolution(grid.spacing, tail))
-        discretized.append((single, part.rounds))
-    return Composition(tuple(discretized))
-
-
-def _solved(
-    parts: _Parts, add: bool, epsilon: float | None, log_delta: float, planned: float | None = None
-) -> float:
-    """ε, or log δ, in one direction; from below where ``planned`` is given, about where ε is."""
-    laws, tails = _laws(parts, log_delta, add)
-    below = planned is not None
-    # where ε will be: at least that of each phase alone, at most the sum of all
-    near = planned or epsilon or max(math.hypot(*(law.epsilon(log_delta) for law in laws)), 1e-4)
-    composed = _discretized(parts, laws, tails, near, FINE, below=below)
-    composed = composed.reverse() if add and not below else composed
-    by_epsilon = below or epsilon is not None
-    tilt = composed.tilt_for_epsilon(near) if by_epsilon else composed.tilt_for_delta(log_delta)
-    losses = composed.convolve(tilt)
-    if epsilon is not None:
-        return losses.log_delta_below(epsilon) if below else losses.log_delta(epsilon)
-    return (largest_epsilon if below else smallest_epsilon)(losses, log_delta, near)
-
-
-def _below(
-    phases: Sequence[Phase], epsilon: float | None, solved: float, log_delta: float
-) -> float:
-    """Lower bound of ``solved``, the ε or log δ of all phases: what some data sets attain."""
-    parts: _Parts = []
-    for phase in phases:
-        mechanism = phase.mechanism
-        described = mechanism.strategy, mechanism.sampling
-        attack = poisson.attack(*described, mechanism.group_size, mechanism.adjacency)
-        if attack and not attack.mixture.trivial:
-            parts.append((attack, phase.noise_multiplier / attack.scale))
-    planned = max(solved if epsilon is None else epsilon, 1e-4)
-    if epsilon is not None:
-        log_delta = max(solved, -690.0)
-    directions = (False, True) if parts else ()
-    lower = (_solved(parts, add, epsilon, log_delta, planned) for add in directions)
-    return max(lower, default=-math.inf)
 
 
 def over_training(

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import scipy
 
@@ -44,22 +45,25 @@ class NearlyLinear:
     rest: float
 
     @classmethod
-    def of_rounds(cls, rounds: int, square: float, excess: float) -> NearlyLinear:
+    def of_rounds(cls, kinds: Sequence[tuple[int, float, float]]) -> NearlyLinear:
         """The profile of independent rounds.
 
-        The linear part of the whole is the sum of the rounds' own, and with c = E (Λ - 1)² of a
-        round E (Λ - 1)² of the whole is (1 + c)ⁿ - 1 <= n c + n (n - 1)/2 c² e^(n c).
+        The linear part of the whole is the sum of the rounds' own, and with c_i = E (Λ - 1)² of a
+        round and c of all in sum, E (Λ - 1)² of the whole is Π (1 + c_i) - 1, which is at most
+        c + (1 - 1/n) c²/2 e^c.
 
         Args:
-          rounds: n.
-          square, excess: variance of a round's linear part; what E (Λ - 1)² is above it at most.
+          kinds: of each kind of rounds, their number, the variance of a round's linear part, and
+            what E (Λ - 1)² is above it at most.
         """
-        whole = rounds * (square + excess)
+        rounds = sum(kind[0] for kind in kinds)
+        square, excess = (sum(kind[0] * kind[i] for kind in kinds) for i in (1, 2))
+        whole = square + excess
         if not whole < 1:
             return cls(math.inf, math.inf)
         pairs = 0.5 * (1 - 1 / rounds) * whole**2 * math.exp(whole)
-        remainder = 0.5 * math.sqrt(pairs + rounds * excess) * (1 + _ROUNDING)
-        return cls(math.sqrt(rounds * square), remainder + _FAINTEST)
+        remainder = 0.5 * math.sqrt(pairs + excess) * (1 + _ROUNDING)
+        return cls(math.sqrt(square), remainder + _FAINTEST)
 
     def tight(self, epsilon: float) -> bool:
         """True if the upper and the lower bound of log δ(ε) agree to the tolerance."""

@@ -122,7 +122,7 @@ class AllocationProfile(Profile):
 
     @property
     def _linear(self) -> NearlyLinear:
-        return NearlyLinear.of_rounds(1, *linear_part(self.bins, self.gram))
+        return NearlyLinear.of_rounds([(1, *linear_part(self.bins, self.gram))])
 
     def _composed(
         self, epsilon: float, direction: Direction, *, below: bool = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import scipy
@@ -47,10 +47,6 @@ class Composition(Tilting):
     def __post_init__(self) -> None:
         if len({part.step for part, _ in self.parts}) != 1:
             raise _check.reject("parts", len(self.parts), "all need one grid spacing")
-
-    @property
-    def terms(self) -> Sequence[tuple[LossDistribution, int]]:
-        return self.parts
 
     @property
     def step(self) -> float:
@@ -231,34 +227,9 @@ class ComposedLosses:
         return min(float(log_total) - self.allowance, 0.0)
 
     def _hinge(self, epsilon: float) -> float:
-        """Σ law e^{-θ y} (1 - e^{-y}) over the losses y + ε in the window, y > 0.
-
-        From one loss to the next y grows by a step, so that with y = y_0 + u the exponentials of u
-        serve every ε: 1 - e^{-y} = (1 - e^{-y_0}) + e^{-y_0} (1 - e^{-u}), both terms >= 0.
-        """
+        """Σ law e^{-θ y} (1 - e^{-y}) over the losses y + ε in the window, y > 0."""
         begin = max(math.floor((epsilon - self.offset) / self.step) + 1 - self.start, 0)
-        if begin >= self.law.size:
-            return 0.0
-        nearest = self.low + self.step * begin - epsilon
-        decay, hinged = (factors[: self.law.size - begin] for factors in self._factors)
-        law = self.law[begin:]
-        inside = -math.expm1(-nearest) * dot(law, decay) + math.exp(-nearest) * dot(law, hinged)
-        return math.exp(-self.tilt * nearest) * inside
-
-    @functools.cached_property
-    def _factors(self) -> tuple[np.ndarray, np.ndarray]:
-        """e^{-θ u} and e^{-θ u} (1 - e^{-u}) at u = step * k, each of the window's shape.
-
-        With k = i m + j both are sums of products >= 0 of a factor in i and one in j, of which
-        there are few.
-        """
-        size = self.law.size
-        m = math.isqrt(size) + 1
-        far = self.step * m * np.arange(-(-size // m))[:, None]
-        fine = self.step * np.arange(m)
+        begin = min(begin, self.law.size)
+        above = self.low - epsilon + self.step * np.arange(begin, self.law.size)
         with np.errstate(under="ignore"):
-            decay = np.exp(-self.tilt * far) * np.exp(-self.tilt * fine)
-            hinged = np.exp(-far) * -np.expm1(-fine)
-            hinged -= np.expm1(-far)
-            hinged *= decay
-        return decay.ravel()[:size], hinged.ravel()[:size]
+            return dot(self.law[begin:], np.exp(-self.tilt * above) * -np.expm1(-above))

@@ -273,10 +273,6 @@ class PublicMixture(Round):
     def log_none(self) -> float:
         return min(self.often.log_none, self.seldom.log_none)
 
-    def log_square(self, noise_multiplier: float) -> float:
-        parts = [log_weight + case.log_square(noise_multiplier) for case, log_weight in self._both]
-        return max(float(scipy.special.logsumexp(parts)), 0.0)
-
     def nodes(self, noise_multiplier: float, log_tail: float) -> Nodes:
         parts = []
         for case, log_weight in self._both:

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import scipy
@@ -30,51 +30,71 @@ _LEAST = 1e-4  # smaller ε are computed to the absolute accuracy that this one 
 _ROUNDING = 1e-12  # of the loss, relative to its largest value: no grid is finer
 
 
+class RepeatedRound(NamedTuple):
+    """Rounds of one kind, at one noise multiplier.
+
+    Attributes:
+      mixture: one of them.
+      rounds: how many.
+      noise_multiplier: σ, in clip norms.
+    """
+
+    mixture: Round
+    rounds: int
+    noise_multiplier: float
+
+
 @dataclasses.dataclass(frozen=True)
-class Law(Tilting):
-    """Rounds without a grid, in one direction: for planning only.
+class RoundLaw:
+    """Law of the loss of one round without a grid, in one direction.
 
     Attributes:
       losses: shape (N,), increasing: the loss at the nodes.
       log_mass: shape (N,), log of the mass of each.
       slopes: shape (N,), change of the loss with x in noise standard deviations.
-      rounds: number of compositions.
-      add: whether the direction is that of adding.
-      log_infinite: log of the mass of infinite loss of one round.
+      log_infinite: log of the mass of infinite loss.
     """
 
     losses: np.ndarray
     log_mass: np.ndarray
     slopes: np.ndarray
-    rounds: int
-    add: bool = False
     log_infinite: float = -math.inf
 
+
+@dataclasses.dataclass(frozen=True)
+class Law(Tilting):
+    """Rounds that compose, without a grid, in one direction: for planning only.
+
+    Attributes:
+      parts: (law of one round, number of rounds), of each kind.
+      add: whether the direction is that of adding.
+    """
+
+    parts: tuple[tuple[RoundLaw, int], ...]
+    add: bool = False
+
     @classmethod
-    def of(
-        cls, sampling_round: Round, noise_multiplier: float, rounds: int, log_tail: float, add: bool
-    ) -> Law:
-        """The law of ``rounds`` rounds; tails below e^``log_tail`` are left out.
+    def of(cls, kinds: Sequence[RepeatedRound], log_tail: float, add: bool) -> Law:
+        """The law of all rounds; tails below e^``log_tail`` are left out.
 
         Args:
-          sampling_round: the round.
-          noise_multiplier, rounds: σ, in clip norms, and compositions.
-          log_tail: log of the probability that may be left out.
+          kinds: the rounds.
+          log_tail: log of the probability that may be left out of each.
           add: whether the direction is that of adding a unit.
         """
-        loss, normal, slopes = sampling_round.nodes(noise_multiplier, log_tail)
-        if add:
-            return cls(-loss[::-1], normal[::-1], slopes[::-1], rounds, True)
-        return cls(loss, normal + loss, slopes, rounds)
+        parts = []
+        for mixture, rounds, sigma in kinds:
+            loss, normal, slopes = mixture.nodes(sigma, log_tail)
+            law = RoundLaw(loss, normal + loss, slopes)
+            if add:
+                law = RoundLaw(-loss[::-1], normal[::-1], slopes[::-1])
+            parts.append((law, rounds))
+        return cls(tuple(parts), add)
 
     @property
     def direction(self) -> Literal["remove", "add"]:
         """The adjacency direction, "remove" or "add"."""
         return "add" if self.add else "remove"
-
-    @property
-    def terms(self) -> Sequence[tuple[Law, int]]:
-        return ((self, self.rounds),)
 
     def at(self, epsilon: float) -> Law:
         """The same rounds for questions about ε: losses are capped where they alone decide.
@@ -84,20 +104,8 @@ class Law(Tilting):
         a saddle point at ε, which the law of rare large losses need not have.
         """
         largest = epsilon - self._low + 0.1 * max(epsilon, _LEAST)
-        above = self.losses > largest
-        if not np.any(above):
-            return self
-        # the atom at the largest loss carries the Q-mass of all that is above
-        log_p, log_q = self.log_mass[above], self.log_mass[above] - self.losses[above]
-        log_atom = log_sum_exp(log_q) + largest
-        lost = log_sum_exp(log_p + np.log(-np.expm1(largest - self.losses[above])))
-        return dataclasses.replace(
-            self,
-            losses=np.append(self.losses[~above], largest),
-            log_mass=np.append(self.log_mass[~above], log_atom),
-            slopes=np.append(self.slopes[~above], 0.0),
-            log_infinite=lost,
-        )
+        parts = tuple((_capped(part, largest), count) for part, count in self.parts)
+        return dataclasses.replace(self, parts=parts)
 
     @functools.cached_property
     def _low(self) -> float:
@@ -106,7 +114,12 @@ class Law(Tilting):
 
     def log_delta(self, epsilon: float) -> float:
         """The saddle-point estimate of log δ(ε) for a law that was made for this ε."""
-        infinite = min(self.log_infinite + math.log(self.rounds), 0.0)
+        infinite = min(
+            log_sum_exp(
+                np.array([part.log_infinite + math.log(count) for part, count in self.parts])
+            ),
+            0.0,
+        )
         if epsilon >= self.largest:
             return infinite
         tilt = self.tilt_for_epsilon(epsilon)
@@ -140,11 +153,29 @@ class Law(Tilting):
 
     def added(self, tilt: float, step: float, spacing: float) -> tuple[float, float]:
         """Variance of the sum that a grid and cells of x would add under the law tilted by θ."""
-        weight = tilted(self, tilt)
-        above = self.losses / step - np.floor(self.losses / step)
-        grid = dot(weight, above * (1 - above)) * step**2
-        cells = dot(weight, self.slopes**2) * spacing**2 / 6
-        return self.rounds * grid, self.rounds * cells
+        grid = cells = 0.0
+        for part, count in self.parts:
+            weight, above = tilted(part, tilt), part.losses / step - np.floor(part.losses / step)
+            grid += count * dot(weight, above * (1 - above)) * step**2
+            cells += count * dot(weight, part.slopes**2) * spacing**2 / 6
+        return grid, cells
+
+
+def _capped(law: RoundLaw, largest: float) -> RoundLaw:
+    """The law with losses above ``largest`` split over it and an infinite loss."""
+    above = law.losses > largest
+    if not np.any(above):
+        return law
+    # the atom at the largest loss carries the Q-mass of all that is above
+    log_p, log_q = law.log_mass[above], law.log_mass[above] - law.losses[above]
+    log_atom = log_sum_exp(log_q) + largest
+    lost = log_sum_exp(log_p + np.log(-np.expm1(largest - law.losses[above])))
+    return RoundLaw(
+        np.append(law.losses[~above], largest),
+        np.append(law.log_mass[~above], log_atom),
+        np.append(law.slopes[~above], 0.0),
+        lost,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,8 +217,10 @@ class Grid:
         high, low = min(law.chernoff(tilt, +1), law.largest), law.chernoff(tilt, -1)
         window = high - max(low, law.least)
         # with a loss below this the sum stays below ε
-        smallest = max(min(epsilon - high, 0.0) - 0.1 * scale, float(law.losses[0]))
-        largest = float(law.losses[-1])
+        losses = [part.losses for part, _ in law.parts]
+        smallest = min(float(part[0]) for part in losses)
+        smallest = max(min(epsilon - high, 0.0) - 0.1 * scale, smallest)
+        largest = max(float(part[-1]) for part in losses)
         finest = max(
             max(window, largest - smallest) / _MOST_POINTS, _ROUNDING * (largest - smallest)
         )
@@ -195,7 +228,7 @@ class Grid:
         step = _shrink(step, finest, 0.8 * allowed, lambda h: law.added(tilt, h, 0.0)[0])
         cells = max(law.added(tilt, step, 1.0)[1], 1e-300)
         spacing = min(math.sqrt(0.2 * allowed / cells), _NODES)
-        span = float(law.losses.size) * _NODES
+        span = max(part.size for part in losses) * _NODES
         most_cells = min(_MOST_CELLS, _MOST_MASSES // max(sensitivities, 1))
         spacing = max(spacing, span / most_cells)
         ends = (-largest, -smallest) if law.add else (smallest, largest)

@@ -30,7 +30,6 @@ _MOST_CELLS = 1_000_000
 _FEW = 4  # sensitivities that are added up one after the other
 _BLOCK = 1 << 17  # numbers that are processed together
 _NODES = 0.05  # spacing of the nodes of x for planning, in noise standard deviations
-_MOST_SQUARED = 2048  # sensitivities whose products are added up
 
 
 class Resolution(NamedTuple):
@@ -232,17 +231,6 @@ class Mixture(Round):
     def log_none(self) -> float:
         """log of the probability that the sensitivity is 0: the least loss."""
         return float(self.log_weights[0]) if self.sensitivities[0] == 0 else -math.inf
-
-    def log_square(self, noise_multiplier: float) -> float:
-        weights = np.exp(self.log_weights)
-        weights, shift = weights[weights > 0], self.sensitivities[weights > 0]
-        # of very many, neighbours count as the largest of them: the sum is over pairs
-        starts = np.arange(0, shift.size, -(-shift.size // _MOST_SQUARED))
-        weights, shift = np.add.reduceat(weights, starts), shift[np.append(starts[1:], 0) - 1]
-        with np.errstate(over="ignore", invalid="ignore"):
-            products = np.expm1(np.outer(shift, shift) / noise_multiplier**2)
-            square = float(weights @ products @ weights)
-        return math.log1p(square) if math.isfinite(square) else math.inf
 
     def linear(self, noise_multiplier: float) -> tuple[float, float] | None:
         """See :meth:`.Round.linear`: e^y - 1 - y <= y²/2 e^y for y = s_i s_j / σ²."""

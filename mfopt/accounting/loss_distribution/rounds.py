@@ -12,13 +12,16 @@ import functools
 import math
 from collections.abc import Callable
 
+import numpy as np
+
 from mfopt._runtime import _check
 from mfopt.accounting import solve
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.closed_form.linear import NearlyLinear
 from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
-from mfopt.accounting.loss_distribution.grid import Grid, Law
+from mfopt.accounting.loss_distribution.grid import Grid, Law, RepeatedRound
 from mfopt.accounting.loss_distribution.mixture import Resolution, Round
+from mfopt.accounting.loss_distribution.tilting import log_sum_exp
 from mfopt.accounting.profile import Direction, Profile
 from mfopt.errors import FailureError
 
@@ -28,6 +31,8 @@ _TRUNCATED = 16.0
 _LAST_PLACES = 1e-14  # of δ near 1: what sums of masses do not resolve
 _FAINTEST = -690.0  # log of the smallest δ that floats resolve
 _PLANS = 6
+_NOTHING = 1e-8  # ε: of estimates below, 0 is tried
+_DIRECTIONS: tuple[Direction, ...] = ("remove", "add")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +48,18 @@ class RoundsProfile(Profile):
       mixture, rounds: sensitivities of one round, and number of compositions.
       noise_multiplier: σ, relative to the clip norm.
       accuracy: relative error of ε that the grid is chosen for.
+      others: rounds of other kinds that these are composed with.
     """
 
     mixture: Round
     rounds: int
     noise_multiplier: float
     accuracy: float = FINE
+    others: tuple[RepeatedRound, ...] = ()
+
+    @property
+    def _kinds(self) -> tuple[RepeatedRound, ...]:
+        return RepeatedRound(self.mixture, self.rounds, self.noise_multiplier), *self.others
 
     def log_delta(self, epsilon: float, direction: Direction | None = None) -> float:
         """Upper bound of log δ(ε) for ε >= 0, the larger of both directions unless one is named."""
@@ -75,7 +86,7 @@ class RoundsProfile(Profile):
     def epsilon(self, delta: float) -> float:
         """Smallest ε >= 0 whose δ, as :meth:`log_delta` computes it, is at most ``delta``."""
         target = math.log(_check.probability("delta", delta))
-        if self._log_distance() <= target:
+        if self._log_ceiling(0.0) <= target:
             return 0.0
         ceiling = gaussian.epsilon(self._largest_mu, delta)
         if self._one_gaussian is not None:
@@ -85,18 +96,15 @@ class RoundsProfile(Profile):
             return ceiling
         if not self._resolved:
             return ceiling
-        value, composition = self._epsilon(target, "remove")
-        if value < self._largest_added and not _no_larger(composition.reverse(), value, target):
-            value = max(value, min(self._epsilon(target, "add")[0], self._largest_added))
-        if not value < ceiling:
-            return ceiling
-        # the grid of δ at this ε is not the one that ε was found on, and may be better or worse
+        estimate = max(self._law(direction, target).epsilon(target) for direction in _DIRECTIONS)
+        if estimate < _NOTHING and self.log_delta(0.0) <= target:
+            return 0.0
         return solve.smallest(
             lambda epsilon: self.log_delta(epsilon) - target,
-            value,
+            estimate,
             name="epsilon",
-            relative=self.accuracy,
-            growth=1 + self.accuracy / 8,
+            relative=self.accuracy / 2,
+            growth=1.02,
             largest=ceiling,
         )
 
@@ -119,7 +127,7 @@ class RoundsProfile(Profile):
         ``estimate`` is about where it is: the upper bound, say, where that was computed.
         """
         target = math.log(_check.probability("delta", delta))
-        if self._log_distance() <= target:
+        if self._log_ceiling(0.0) <= target:
             return 0.0
         if self._one_gaussian is not None:
             return gaussian.epsilon(self._one_gaussian, delta) * (1 - 1e-12)
@@ -133,33 +141,28 @@ class RoundsProfile(Profile):
             linear = max(linear, largest_epsilon(self._below(upper, law, target), target, upper))
         return linear
 
-    @property
+    @functools.cached_property
     def _largest_mu(self) -> float:
         """μ of the Gaussian mechanism if units always take part with the largest sensitivity."""
-        return self.mixture.largest * math.sqrt(self.rounds) / self.noise_multiplier
+        return math.hypot(
+            *(mixture.largest * math.sqrt(rounds) / sigma for mixture, rounds, sigma in self._kinds)
+        )
 
     @property
     def _one_gaussian(self) -> float | None:
-        return self._largest_mu if self.mixture.components == 1 else None
+        is_gaussian = all(kind.mixture.components == 1 for kind in self._kinds)
+        return self._largest_mu if is_gaussian else None
 
     @property
     def _largest_added(self) -> float:
         """The largest loss of the direction that adds: nobody takes part, log Q/P = -log w_0."""
-        return -self.rounds * self.mixture.log_none * (1 + 1e-12)
+        least = sum(kind.rounds * kind.mixture.log_none for kind in self._kinds)
+        return -least * (1 + 1e-12)
 
     @property
     def log_chance(self) -> float:
-        """log of the chance that the sensitivity is not 0 in some round: δ is never above it."""
-        log_chance = self.mixture.log_chance
-        if log_chance == 0 or self.mixture.trivial:
-            return log_chance
-        # log(1 - e^x), also where e^x is 1 or 1 - e^x is to rounding
-        likely = log_chance > -math.log(2)
-        none = math.log(-math.expm1(log_chance)) if likely else math.log1p(-math.exp(log_chance))
-        none *= self.rounds
-        # rounded up; expm1 would lose what log_chance keeps far below the smallest float
-        some = math.log(-math.expm1(none)) if none < -1e-300 else log_chance + math.log(self.rounds)
-        return min(some + 1e-13, log_chance + math.log(self.rounds), 0.0)
+        """log of the chance that a sensitivity is not 0 in some round: δ is never above it."""
+        return min(log_sum_exp(np.array([_log_chance(*kind[:2]) for kind in self._kinds])), 0.0)
 
     def _log_ceiling(self, epsilon: float) -> float:
         """The least of the bounds in closed form."""
@@ -170,34 +173,26 @@ class RoundsProfile(Profile):
 
     @property
     def _linear(self) -> NearlyLinear:
-        parts = self.mixture.linear(self.noise_multiplier) or (math.inf, math.inf)
-        return NearlyLinear.of_rounds(self.rounds, *parts)
+        unknown = math.inf, math.inf
+        parts = [
+            (rounds, *(mixture.linear(sigma) or unknown)) for mixture, rounds, sigma in self._kinds
+        ]
+        return NearlyLinear.of_rounds(parts)
 
     @property
     def _resolved(self) -> bool:
-        return self._linear.resolved(self.rounds)
-
-    def _log_distance(self) -> float:
-        """log of a bound on δ(0): the chance of taking part at all, or Pinsker's inequality.
-
-        |P - Q| <= (KL/2)^½, KL <= log(1 + χ²) a round.
-        """
-        square = self.mixture.log_square(self.noise_multiplier)
-        if not math.isfinite(square) or self.mixture.trivial:
-            return self.log_chance
-        pinsker = 0.5 * math.log(max(self.rounds * square / 2, 1e-300)) + 1e-9
-        return min(pinsker, self.log_chance, self._linear.log_delta(0.0))
+        return self._linear.resolved(sum(kind.rounds for kind in self._kinds))
 
     def _law(self, direction: str, log_delta: float) -> Law:
-        tail = self._log_tail(log_delta)
-        return _law(self.mixture, self.noise_multiplier, self.rounds, tail, direction == "add")
+        return _law(self._kinds, self._log_tail(log_delta), direction == "add")
 
     def _log_tail(self, log_delta: float) -> float:
-        return max(log_delta, _FAINTEST) - math.log(self.rounds) - _TRUNCATED
+        rounds = sum(kind.rounds for kind in self._kinds)
+        return max(log_delta, _FAINTEST) - math.log(rounds) - _TRUNCATED
 
     def _deciding(self, epsilon: float) -> list[Law]:
         """The laws whose estimated δ is the larger, or both where they are close."""
-        laws = [self._law(direction, _FAINTEST) for direction in ("remove", "add")]
+        laws = [self._law(direction, _FAINTEST) for direction in _DIRECTIONS]
         values = [law.at(epsilon).log_delta(epsilon) for law in laws]
         return [law for law, value in zip(laws, values, strict=True) if value >= max(values) - 0.3]
 
@@ -207,7 +202,7 @@ class RoundsProfile(Profile):
     def _log_delta(self, epsilon: float, direction: Direction) -> tuple[float, Composition]:
         expected = log_delta = self._estimate(self._law(direction, _FAINTEST), epsilon)
         for _ in range(_PLANS):
-            composition, composed, _ = self._compose(direction, epsilon, log_delta)
+            composition, composed = self._compose(direction, epsilon, log_delta)
             value = composed.log_delta(epsilon)
             if value > expected + 3:
                 # a saddle point that was misjudged drowns the tail in the transform's rounding
@@ -222,29 +217,21 @@ class RoundsProfile(Profile):
             log_delta = max(min(value, log_delta - 6) - 4, _FAINTEST)
         return value, composition
 
-    def _epsilon(self, log_delta: float, direction: Direction) -> tuple[float, Composition]:
-        planned = self._law(direction, log_delta).epsilon(log_delta)
-        best = math.inf
-        for _ in range(_PLANS):
-            composition, composed, largest = self._compose(direction, planned, log_delta)
-            value = smallest_epsilon(composed, log_delta, planned)
-            del composed  # millions of points: not beside the next
-            best = min(best, value)
-            if abs(value - planned) <= 0.1 * planned or max(value, planned) < 1e-6:
-                break
-            planned = value if math.isfinite(value) else 2 * max(largest, planned)
-        return best, composition
-
     def _compose(
         self, direction: Direction, epsilon: float, log_delta: float
-    ) -> tuple[Composition, ComposedLosses, float]:
-        """Rounds on a grid that is fine enough at ε, their sum, the largest loss kept apart."""
+    ) -> tuple[Composition, ComposedLosses]:
+        """Rounds on a grid that is fine enough at ε, and their sum."""
         law = self._law(direction, log_delta).at(epsilon)
-        grid = Grid.plan(law, epsilon, self.accuracy, self.mixture.components)
+        grid = self._grid(law, epsilon)
         for coarser in (1, 8, 64, 512):
             try:
-                composition, composed = self._on(grid, coarser * grid.step, epsilon, log_delta, law)
-                return composition, composed, max(grid.largest, -grid.least)
+                composition = self._on(grid, coarser * grid.step, log_delta)
+                composition = composition.reverse() if law.add else composition
+                mean, variance = composition.tilted_moments(grid.tilt)
+                # a grid that is coarse against the losses may have another saddle point
+                close = abs(mean - epsilon) <= 2 * math.sqrt(variance)
+                tilt = grid.tilt if close else composition.tilt_for_epsilon(epsilon)
+                return composition, composition.convolve(tilt)
             except FailureError:  # too wide a window after all: the grid adds to it
                 continue
         raise FailureError(
@@ -252,28 +239,49 @@ class RoundsProfile(Profile):
             "use more noise or a smaller ε"
         )
 
+    def _grid(self, law: Law, epsilon: float) -> Grid:
+        components = max(kind.mixture.components for kind in self._kinds)
+        return Grid.plan(law, epsilon, self.accuracy, components)
+
     def _on(
-        self, grid: Grid, step: float, epsilon: float, log_delta: float, law: Law
-    ) -> tuple[Composition, ComposedLosses]:
-        resolution = Resolution(grid.spacing, self._log_tail(log_delta), (grid.least, grid.largest))
-        part = self.mixture.discretize(self.noise_multiplier, step, resolution)
-        part = part.reverse() if law.add else part
-        composition = Composition(((part, self.rounds),))
-        mean, variance = composition.tilted_moments(grid.tilt)
-        # a grid that is coarse against the losses may have another saddle point
-        close = abs(mean - epsilon) <= 2 * math.sqrt(variance)
-        tilt = grid.tilt if close else composition.tilt_for_epsilon(epsilon)
-        return composition, composition.convolve(tilt)
+        self, grid: Grid, step: float, log_delta: float, below: Law | None = None
+    ) -> Composition:
+        """All rounds on a grid, in the remove direction; dominated, in that of a law ``below``."""
+        cut = Resolution(grid.spacing, self._log_tail(log_delta), (grid.least, grid.largest))
+        parts = []
+        for mixture, rounds, sigma in self._kinds:
+            if below is None:
+                part = mixture.discretize(sigma, step, cut)
+            else:
+                part = mixture.discretize_below(sigma, step, cut, add=below.add, rounds=rounds)
+            parts.append((part, rounds))
+        return Composition(tuple(parts))
 
     def _below(self, epsilon: float, law: Law, log_delta: float) -> ComposedLosses:
         """Composed losses that the rounds dominate, in the direction of ``law``."""
-        law = law.at(epsilon)
-        grid = Grid.plan(law, epsilon, self.accuracy, self.mixture.components)
-        resolution = Resolution(grid.spacing, self._log_tail(log_delta), (grid.least, grid.largest))
-        part = self.mixture.discretize_below(
-            self.noise_multiplier, grid.step, resolution, add=law.add, rounds=self.rounds
-        )
-        return Composition(((part, self.rounds),)).convolve(grid.tilt)
+        grid = self._grid(law.at(epsilon), epsilon)
+        return self._on(grid, grid.step, log_delta, law).convolve(grid.tilt)
+
+    def composition(self, log_delta: float) -> Composition:
+        """The rounds on a grid for their own ε at δ, with all losses, in both directions."""
+        law = self._law("remove", log_delta)
+        grid = self._grid(law, max(law.epsilon(log_delta), 1e-4))
+        grid = dataclasses.replace(grid, least=-math.inf, largest=math.inf)
+        return self._on(grid, grid.step, log_delta)
+
+
+def _log_chance(mixture: Round, rounds: int) -> float:
+    """log of the chance that the sensitivity is not 0 in some round."""
+    log_chance = mixture.log_chance
+    if log_chance == 0 or mixture.trivial:
+        return log_chance
+    # log(1 - e^x), also where e^x is 1 or 1 - e^x is to rounding
+    likely = log_chance > -math.log(2)
+    none = math.log(-math.expm1(log_chance)) if likely else math.log1p(-math.exp(log_chance))
+    none *= rounds
+    # rounded up; expm1 would lose what log_chance keeps far below the smallest float
+    some = math.log(-math.expm1(none)) if none < -1e-300 else log_chance + math.log(rounds)
+    return min(some + 1e-13, log_chance + math.log(rounds), 0.0)
 
 
 _law = functools.lru_cache(maxsize=16)(Law.of)
@@ -305,7 +313,7 @@ def guess(mixture: Round, rounds: int, epsilon: float, delta: float) -> float:
     def excess(sigma: float) -> float:
         profile = RoundsProfile(mixture, rounds, sigma)
         tail = profile._log_tail(target)
-        laws = [Law.of(mixture, sigma, rounds, tail, add) for add in (False, True)]
+        laws = [Law.of(profile._kinds, tail, add) for add in (False, True)]
         value = max(law.at(epsilon).log_delta(epsilon) for law in laws)
         return min(max(value, -1e4), profile._log_ceiling(epsilon)) - target
 
@@ -322,27 +330,6 @@ def _no_larger(composition: Composition, epsilon: float, log_delta: float) -> bo
     """True if Chernoff's bound alone proves that log δ(ε) is at most ``log_delta``."""
     tilt = composition.tilt_for_epsilon(epsilon)
     return composition.log_delta_bound(epsilon, tilt) <= log_delta
-
-
-def smallest_epsilon(composed: ComposedLosses, log_delta: float, guess: float) -> float:
-    """Smallest ε >= 0 in the window with log δ(ε) <= ``log_delta``, on the private side.
-
-    Infinite where the mass of infinite loss alone is above it. ``guess`` is about where it is.
-    """
-    low, high = max(0.0, composed.low), composed.high
-    if composed.log_delta(low) <= log_delta:
-        return low
-    if not composed.log_delta(high) <= log_delta:  # NaN too
-        return math.inf
-
-    def excess(epsilon: float) -> float:
-        value = composed.log_delta(epsilon)
-        return math.inf if math.isnan(value) else max(value, -1e4) - log_delta
-
-    lowest, growth = max(low, 1e-12), 1.01
-    return solve.smallest(
-        excess, guess, name="epsilon", relative=1e-10, least=lowest, largest=high, growth=growth
-    )
 
 
 def largest_epsilon(composed: ComposedLosses, log_delta: float, guess: float) -> float:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import abc
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -28,34 +27,35 @@ class _RoundLaw(Protocol):
     def log_mass(self) -> np.ndarray: ...
 
 
-class Tilting(abc.ABC):
-    """A sum of independent losses, by the law of each and how often it occurs."""
+class Tilting:
+    """A sum of independent losses, by the law of each and how often it occurs.
 
-    @property
-    @abc.abstractmethod
-    def terms(self) -> Sequence[tuple[_RoundLaw, int]]:
-        """(law of one round, number of rounds)."""
+    Attributes:
+      parts: (law of one round, number of rounds), of each kind.
+    """
+
+    parts: tuple[tuple[_RoundLaw, int], ...]
 
     @functools.cached_property
     def largest(self) -> float:
         """The largest finite total loss."""
-        return float(sum(count * part.losses[-1] for part, count in self.terms))
+        return float(sum(count * part.losses[-1] for part, count in self.parts))
 
     @functools.cached_property
     def least(self) -> float:
         """The least finite total loss."""
-        return float(sum(count * part.losses[0] for part, count in self.terms))
+        return float(sum(count * part.losses[0] for part, count in self.parts))
 
     def log_moment(self, tilt: float) -> float:
         """κ(θ) of the composition: log E e^{θ Y} over the finite losses."""
         return sum(
-            count * log_sum_exp(tilt * part.losses + part.log_mass) for part, count in self.terms
+            count * log_sum_exp(tilt * part.losses + part.log_mass) for part, count in self.parts
         )
 
     def tilted_moments(self, tilt: float) -> tuple[float, float]:
         """Mean and variance of Y under the law tilted by θ."""
         mean = variance = 0.0
-        for part, count in self.terms:
+        for part, count in self.parts:
             weight = tilted(part, tilt)
             centre = dot(weight, part.losses)
             mean += count * centre
@@ -78,17 +78,6 @@ class Tilting(abc.ABC):
     @functools.cached_property
     def _tilts(self) -> dict[float, float]:
         return {}
-
-    def tilt_for_delta(self, log_delta: float) -> float:
-        """θ >= 0 whose Chernoff bound on P(Y > tilted mean) is about ``log_delta``."""
-
-        def excess(tilt: float) -> float:
-            mean, variance = self.tilted_moments(tilt)
-            # the prefactor of the tail: E of (1 - e^{-y}) over a lattice-free exponential tail
-            factor = math.log(max(tilt * (1 + tilt) * math.sqrt(max(variance, 1e-300)), 1.0) + 1.0)
-            return -(self.log_moment(tilt) - tilt * mean - factor) + log_delta
-
-        return _increasing_root(excess)
 
     def chernoff(self, tilt: float, side: int, finest: float = 1e-12) -> float:
         """A loss beyond which the tilted law has mass at most e^-32, above or below.
