@@ -91,13 +91,11 @@ class Tradeoff:
           An array of the shape of ``false_positive_rate``.
         """
         alpha = _rates(false_positive_rate)
-        rate = np.ones_like(alpha)
+        rise, left = self._by_statements(alpha)
+        rate = np.minimum(rise, 1 - left)
         if math.isfinite(self._gaussian):
-            rate = scipy.special.ndtr(scipy.special.ndtri(alpha) + self._gaussian)
-        for claim in self.statements:
-            above = claim.delta + _times(alpha, claim.epsilon)
-            below = 1 - math.exp(-claim.epsilon) * (1 - claim.delta - alpha)
-            rate = np.minimum(rate, np.minimum(above, below))
+            shifted = scipy.special.ndtri(alpha) + self._gaussian
+            rate = np.minimum(rate, scipy.special.ndtr(shifted))
         return np.asarray(np.clip(rate * (1 + _ROUNDING), alpha, 1.0))
 
     def false_negative_rate(self, false_positive_rate: ArrayLike) -> np.ndarray:
@@ -107,14 +105,20 @@ class Tradeoff:
           false_positive_rate: as for :meth:`true_positive_rate`.
         """
         alpha = _rates(false_positive_rate)
-        rate = np.zeros_like(alpha)
+        rise, left = self._by_statements(alpha)
+        rate = np.maximum(1 - rise, left)
         if math.isfinite(self._gaussian):
-            rate = scipy.special.ndtr(-scipy.special.ndtri(alpha) - self._gaussian)
-        for claim in self.statements:
-            steep = 1 - claim.delta - _times(alpha, claim.epsilon)
-            flat = math.exp(-claim.epsilon) * (1 - claim.delta - alpha)
-            rate = np.maximum(rate, np.maximum(steep, flat))
+            shifted = -scipy.special.ndtri(alpha) - self._gaussian
+            rate = np.maximum(rate, scipy.special.ndtr(shifted))
         return np.asarray(np.clip(rate * (1 - _ROUNDING), 0.0, 1 - alpha))
+
+    def _by_statements(self, alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The two bounds of (1): of the true positive rate, and of the false negative rate."""
+        rise, left = np.ones_like(alpha), np.zeros_like(alpha)
+        for claim in self.statements:
+            rise = np.minimum(rise, claim.delta + _times(alpha, claim.epsilon))
+            left = np.maximum(left, math.exp(-claim.epsilon) * (1 - claim.delta - alpha))
+        return rise, left
 
     @property
     def advantage(self) -> float:

@@ -9,6 +9,7 @@ it is φ(a) (R(a) - R(a + μ)), a = ε/μ - μ/2, which keeps them, and has a lo
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -19,6 +20,9 @@ from mfopt.accounting import solve
 from mfopt.accounting.profile import Direction, Profile
 
 _LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
+_smallest = functools.partial(
+    solve.smallest, relative=1e-14, least=1e-300, largest=1e300, growth=4.0
+)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(80)
 
 
@@ -60,32 +64,17 @@ def epsilon(mu: float, delta: float) -> float:
     target = math.log(delta)
     if log_delta(mu, 0.0) <= target:
         return 0.0
-    high = mu * mu / 2 + mu
-    while log_delta(mu, high) > target:
-        high *= 2
-    solution = solve.root(lambda e: log_delta(mu, e) - target, 0.0, high)
-    return _private_side(solution, 1e-14, lambda e: log_delta(mu, e) <= target)
+    return _smallest(
+        lambda epsilon: log_delta(mu, epsilon) - target, mu * mu / 2 + mu, name="epsilon"
+    )
 
 
 def largest_mu(epsilon: float, delta: float) -> float:
     """Largest μ with δ(ε) <= ``delta``, rounded down by a few units of the last place."""
     target = math.log(delta)
-    low, high = 1e-12, 1.0
-    while log_delta(high, epsilon) <= target:
-        low, high = high, 2 * high
-    while log_delta(low, epsilon) > target:
-        low, high = low / 2, low
-    solution = solve.root(lambda m: log_delta(m, epsilon) - target, low, high)
-    return _private_side(solution, -1e-14, lambda m: log_delta(m, epsilon) <= target)
-
-
-def _private_side(value: float, relative: float, satisfied) -> float:  # type: ignore[no-untyped-def]
-    """``value`` moved by growing relative steps until the inequality holds as computed."""
-    step = relative
-    while not satisfied(value):
-        value *= 1 + step
-        step *= 2
-    return value
+    return 1 / _smallest(
+        lambda sigma: log_delta(1 / sigma, epsilon) - target, 1.0, name="noise multiplier"
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,15 +69,7 @@ class Tilting:
         """
         if epsilon >= self.largest:
             return 1.0
-        if epsilon not in self._tilts:
-            self._tilts[epsilon] = _increasing_root(
-                lambda tilt: self.tilted_moments(tilt)[0] - epsilon
-            )
-        return self._tilts[epsilon]
-
-    @functools.cached_property
-    def _tilts(self) -> dict[float, float]:
-        return {}
+        return _increasing_root(lambda tilt: self.tilted_moments(tilt)[0] - epsilon)
 
     def chernoff(self, tilt: float, side: int, finest: float = 1e-12) -> float:
         """A loss beyond which the tilted law has mass at most e^-32, above or below.
