@@ -263,14 +263,7 @@ def _scale(strategy: Strategy, n: int, groups: int) -> tuple[float, bool]:
     Only then, and if that group has as many iterations as any, is the account attained.
     """
     norms = unamplified.column_norms(strategy, n)
-    if not norms.strides[0]:  # one number for all columns, however many
-        norms = norms[:1]
-        n = groups = 1
-    largest = float(np.max(norms))
-    full = norms >= largest * (1 - 1e-12)
-    longest = -(-n // groups)
-    exact = any(
-        len(full[start::groups]) == longest and bool(np.all(full[start::groups]))
-        for start in range(min(groups, n))
-    )
+    largest = float(np.max(norms if norms.strides[0] else norms[:1]))
+    norm, count = _longest(strategy, n, groups)
+    exact = count == -(-n // groups) and norm >= largest * (1 - 3e-12)
     return largest * (1 + (0 if largest == 1 else 1e-12)), exact

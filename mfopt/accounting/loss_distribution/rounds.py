@@ -200,16 +200,10 @@ class RoundsProfile(Profile):
         return min(max(law.at(epsilon).log_delta(epsilon), _FAINTEST), -1e-3)
 
     def _log_delta(self, epsilon: float, direction: Direction) -> tuple[float, Composition]:
-        expected = log_delta = self._estimate(self._law(direction, _FAINTEST), epsilon)
+        log_delta = self._estimate(self._law(direction, _FAINTEST), epsilon)
         for _ in range(_PLANS):
             composition, composed = self._compose(direction, epsilon, log_delta)
             value = composed.log_delta(epsilon)
-            if value > expected + 3:
-                # a saddle point that was misjudged drowns the tail in the transform's rounding
-                del composed
-                tilt = composition.tilt_for_epsilon(epsilon)
-                composed = composition.convolve(tilt)
-                value = min(value, composed.log_delta(epsilon))
             del composed  # millions of points: not beside the next
             # what was truncated must be small against the δ that was found, or it is repeated
             if value > log_delta - 6 or log_delta <= _FAINTEST:
