@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 NODES = {
     "mfopt": 10_885,
     "mfopt/_runtime": 7_930,
-    "mfopt/accounting": 111_145,
+    "mfopt/accounting": 108_910,
     "mfopt/calibration": 310,
     "mfopt/experiments": 16_585,
     "mfopt/factorization": 4_400,
@@ -33,7 +33,7 @@ NODES = {
     "mfopt/torch": 18_100,
     "mfopt/training": 60_485,
     "cli": 27_375,
-    "tests": 295_270,
+    "tests": 294_840,
 }
 PUBLIC_NAMES = 1113  # functions and classes of mfopt and cli
 WIDE_FUNCTIONS = 14  # with more than 6 parameters
@@ -41,7 +41,7 @@ WIDE_FUNCTIONS = 14  # with more than 6 parameters
 MAIN_JOB = {
     "files": 64,
     "functions": 490,
-    "lines": 3_065,  # that can run, of the functions that do
+    "lines": 3_076,  # that can run, of the functions that do
     "classes": 48,
     "two-way pairs": 18,  # of files that call each other
     "frames": 25,

@@ -83,6 +83,12 @@ class GaussianBound(DeterministicBound):
     def guess(self, epsilon: float, delta: float) -> float:
         return self.sensitivity / gaussian.largest_mu(epsilon, delta)
 
+    def noise_multiplier(self, epsilon: float, delta: float) -> float:
+        sigma, step = self.guess(epsilon, delta), 1e-15
+        while self.profile(sigma).log_delta(epsilon) > math.log(delta):
+            sigma, step = sigma * (1 + step), 2 * step
+        return sigma
+
 
 @dataclasses.dataclass(frozen=True)
 class RoundsBound(DeterministicBound):

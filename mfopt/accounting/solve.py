@@ -50,20 +50,34 @@ def smallest(
     Raises:
       FailureError: ``excess`` is still > 0 at ``largest``; the message gives both end values.
     """
-    values: dict[float, float] = {}
+    satisfying: list[float] = []
 
+    @functools.cache
     def evaluate(x: float) -> float:
-        if x not in values:
-            values[x] = excess(x)
-            if math.isnan(values[x]):
-                raise _check.FailureError(f"the accountant gave no number at {name} = {x:g}")
-        return values[x]
+        over = excess(x)
+        if math.isnan(over):
+            raise _check.FailureError(f"the accountant gave no number at {name} = {x:g}")
+        if over <= 0:
+            satisfying.append(x)
+        return over
 
-    start = min(max(guess, least), largest)
-    low, high = _bracket(evaluate, start, (least, largest), growth, (name, gap))
-    if low is not None:
-        root(evaluate, low, high, relative=relative)
-    return min(x for x, over in values.items() if over <= 0)
+    start = low = min(max(guess, least), largest)
+    while evaluate(low) <= 0:
+        if low <= least:
+            return low
+        low, growth = max(low / growth, least), min(growth**2, 100.0)
+    x = low
+    while not satisfying:
+        if x >= largest:
+            raise _check.FailureError(
+                f"no {name} up to {largest:g} reaches the target: it is missed by "
+                f"{evaluate(start):.3g} at {name} = {start:g} and by {evaluate(x):.3g} at "
+                f"{name} = {x:g} (difference of {gap})"
+            )
+        low, x, growth = x, min(x * growth, largest), min(growth**2, 100.0)
+        evaluate(x)
+    root(evaluate, low, min(satisfying), relative=relative)
+    return min(satisfying)
 
 
 def about(
@@ -167,39 +181,3 @@ def lowest(function: Callable[[float], float], low: float, high: float, *, width
         function, bounds=(low, high), method="bounded", options={"xatol": width}
     )
     return float(minimum.x)
-
-
-def _bracket(
-    evaluate: Callable[[float], float],
-    guess: float,
-    ends: tuple[float, float],
-    factor: float,
-    words: tuple[str, str],
-) -> tuple[float | None, float]:
-    """(low, high) with excess(low) > 0 >= excess(high); low is None if the least satisfies.
-
-    ``ends``: least and largest x; ``words``: what x is, and what the excess is a difference of.
-    """
-    (least, largest), (name, gap) = ends, words
-    x = guess
-    if evaluate(x) <= 0:
-        while True:
-            high = x
-            if high <= least:
-                return None, high
-            x = max(high / factor, least)
-            if evaluate(x) > 0:
-                return x, high
-            factor = min(factor**2, 100.0)
-    while True:
-        low = x
-        if low >= largest:
-            raise _check.FailureError(
-                f"no {name} up to {largest:g} reaches the target: it is missed by "
-                f"{evaluate(guess):.3g} at {name} = {guess:g} and by {evaluate(low):.3g} at "
-                f"{name} = {low:g} (difference of {gap})"
-            )
-        x = min(low * factor, largest)
-        if evaluate(x) <= 0:
-            return low, x
-        factor = min(factor**2, 100.0)
