@@ -103,7 +103,7 @@ class RoundsProfile(Profile):
             lambda epsilon: self.log_delta(epsilon) - target,
             estimate,
             name="epsilon",
-            relative=self.accuracy / 2,
+            relative=self.accuracy / 16,  # as many evaluations as half of it takes
             growth=1.02,
             largest=ceiling,
         )
