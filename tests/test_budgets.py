@@ -19,8 +19,8 @@ HOME = str(ROOT / "mfopt")
 # room -> syntax nodes at most; the longest name that fits counts a file
 NODES = {
     "mfopt": 10_885,
-    "mfopt/_runtime": 7_930,
-    "mfopt/accounting": 108_910,
+    "mfopt/_runtime": 8_000,
+    "mfopt/accounting": 108_850,
     "mfopt/calibration": 310,
     "mfopt/experiments": 16_585,
     "mfopt/factorization": 4_400,
@@ -31,9 +31,9 @@ NODES = {
     "mfopt/strategies": 15_480,
     "mfopt/testing": 9_640,
     "mfopt/torch": 18_100,
-    "mfopt/training": 60_485,
+    "mfopt/training": 60_000,
     "cli": 27_375,
-    "tests": 294_840,
+    "tests": 294_910,
 }
 PUBLIC_NAMES = 1113  # functions and classes of mfopt and cli
 WIDE_FUNCTIONS = 14  # with more than 6 parameters

@@ -1,4 +1,6 @@
-"""JAX's settings in a scope: importing mfopt changes no global flag of the host program.
+"""JAX's settings in a scope, and the devices that it is told to use.
+
+Importing mfopt changes no global flag of the host program.
 
 The work needs float64, and arrays that may be mixed, moved and compiled: a host program may have
 turned each of these off for its own code (``jax_numpy_dtype_promotion=strict``,
@@ -21,7 +23,17 @@ from mfopt._runtime._types import T
 
 P = ParamSpec("P")
 
+Devices = tuple[jax.Device, ...]
+
 _MARK = "_mfopt_float64"
+
+
+def devices() -> Devices:
+    """Local devices, or JAX's ``jax_default_device`` alone where it is set."""
+    chosen = jax.config.jax_default_device  # type: ignore[attr-defined] # not in its stubs
+    if isinstance(chosen, str):  # a platform
+        return (jax.local_devices(backend=chosen)[0],)
+    return tuple(jax.local_devices()) if chosen is None else (chosen,)
 
 
 def _to_numpy(leaf: object) -> object:

@@ -86,7 +86,7 @@ class Audit:
         return not any(finding.fault for finding in self.sampling)
 
 
-def _canary_model(canaries: int, loudness: float = _LOUDNESS) -> Model:
+def _canary_model(canaries: int, loudness: float) -> Model:
     """loss = loudness · θ[first token]: canary i's gradient points along coordinate i.
 
     Token ``canaries`` is that of units that only fill the population: their gradient is 0.

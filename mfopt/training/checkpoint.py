@@ -59,7 +59,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).absolute()
-        if jax.process_index() == 0:
+        if meshes.is_lead():
             self.folder.mkdir(parents=True, exist_ok=True)
             os.chmod(self.folder, _OWNER_ONLY)
         meshes.wait_for_lead("checkpoint folder")
@@ -136,9 +136,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             FailureError: none is whole under this secret, or not that of ``step``.
         """
         candidates = list(reversed(self.steps)) if step is None else [step]
-        if not candidates:
-            raise _check.reject("checkpoint", str(self.folder), "holds none")
-        if candidates[0] not in self.steps:
+        if not {*candidates} & {*self.steps}:
             rule = f"not found in {self.folder} (found: {self.steps or 'none'})"
             raise _check.reject("checkpoint", step, rule)
         damaged = {}

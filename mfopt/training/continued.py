@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
-from mfopt.progress import Report
+from mfopt.progress import Progress, Report
 from mfopt.training import verification
 from mfopt.training.config import TrainConfig
 from mfopt.training.folder import MODEL, REPORT
@@ -35,7 +35,14 @@ def earlier_report(config: TrainConfig, progress: Report) -> JsonObject | None:
         have been trained on by the earlier one.
     """
     path = path_of(config)
-    if config.algorithm == "none" or path is None:
+    if config.algorithm == "none":
+        return None
+    if path is None:
+        begun = Path(config.model)
+        if begun.name == MODEL and (begun.parent / "config.toml").is_file():
+            note = f"warning: {config.model} was trained without privacy: no guarantee covers the "
+            note += "data it was trained on"
+            progress(Progress("preparing", note=note, lasting=True))
         return None
     report = verification.read(path)
     outcome = verification.verify(report, progress=progress)

@@ -63,7 +63,7 @@ def _execute(
     config = prepared.config
     folder = prepared.folder
     trainer = prepared.trainer
-    lead = jax.process_index() == 0
+    lead = meshes.is_lead()
     state = trainer.init(prepared.secret.key("noise"))
     history: list[float] = []  # of losses on the public part
 
@@ -76,7 +76,7 @@ def _execute(
             note = f"the checkpoint of step {number} is damaged ({reason}) and was removed"
             progress(Progress("training", note=note, lasting=True))
         state = restored.state
-        history = list(restored.facts["public_losses"])
+        history = restored.facts["public_losses"]
         note = f"resuming after step {int(state.step)}"
         progress(Progress("training", note=note, lasting=True))
     else:
@@ -167,7 +167,7 @@ def _finish(prepared: Prepared, state: TrainState) -> JsonObject | None:
     params = meshes.gather(state.params)  # by all processes
     folder = prepared.folder
     report = _write_report(prepared, int(state.step))
-    if jax.process_index() != 0:
+    if not meshes.is_lead():
         return report
     export_model(
         prepared.model,
@@ -231,7 +231,7 @@ def _evaluators(prepared: Prepared) -> tuple[Callable[[TrainState], Any], ...]:
 def _write_report(prepared: Prepared, done: int) -> JsonObject | None:
     """The report; the first process writes it, and the settings."""
     report = prepared.report(done)
-    if jax.process_index() == 0:
+    if meshes.is_lead():
         _files.write(prepared.folder / "config.toml", prepared.config.to_toml())
         if report is not None:
             _files.write(prepared.folder / REPORT, report)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import filelock
-import jax
 
 from mfopt._runtime import _check, _files
 from mfopt.errors import UsageError
@@ -33,7 +32,7 @@ def hold(folder: Path) -> filelock.BaseFileLock:
     """
     # released by whoever ends the run, in whatever thread
     lock = filelock.FileLock(folder / "lock", timeout=0, mode=0o600, thread_local=False)
-    if jax.process_index() != 0:
+    if not meshes.is_lead():
         return lock
     holder = folder / "lock.holder"
     try:
@@ -114,7 +113,7 @@ def secret_of(config: TrainConfig, folder: Path, resuming: bool) -> RunSecret:
     """The run's secret: its own, or a new one, kept twice with a checksum."""
     if config.seed >= 0:
         return RunSecret.pinned(config.seed)
-    if jax.process_index() == 0 and not resuming:
+    if meshes.is_lead() and not resuming:
         # replaces that of a run that was killed before its first checkpoint
         content = RunSecret.fresh().to_bytes()
         for name in _SECRETS:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -61,9 +60,8 @@ def initial_model(
         return _imported(config, vocab_size)
     if config.pretrain_steps:
         source = str(Path(config.output) / "pretrained")
-        if jax.process_index() == 0 and not (resuming and Path(source).is_dir()):
+        if meshes.is_lead() and not (resuming and Path(source).is_dir()):
             base = _gpt2(config, vocab_size, config.model)
-            base.check_fits(vocab_size, config.length)
             params = _pretrain(base, parts["public"], config, progress)
             export_model(base, params, Path(source), tokenizer=tokenizer)
         meshes.wait_for_lead("pretraining")
@@ -108,8 +106,11 @@ def _gpt2(
 
 
 def _shape(config: TrainConfig, vocab_size: int, source: str) -> DecoderConfig:
-    sizes = (vocab_size, config.length, config.width, config.layers, config.heads)
-    shape = read_config(source) if source else gpt2_config(*sizes)
+    shape = (
+        read_config(source)
+        if source
+        else gpt2_config(vocab_size, config.length, config.width, config.layers, config.heads)
+    )
     return dataclasses.replace(shape, compute_dtype=config.compute_dtype)
 
 
@@ -147,7 +148,6 @@ class _CorpusUnits(Units):
 
     def __init__(self, store: TokenStore, records: int, length: int, seed: int) -> None:
         self.store = store
-        self.length = length
         self._seed = seed
         super().__init__(1, {"unit": "block", "records": records, "length": length})
 

@@ -11,6 +11,7 @@ and everything after the noise is post-processing.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -72,12 +73,12 @@ class Execution:
         if self.sampler.population != self.units.population:
             rule = f"the sampler must cover the {self.units.population} units there are"
             raise _check.reject("population", self.sampler.population, rule)
-        if self.noise is None or isinstance(self.clipping, NoClipping):
-            if self.noise is None and isinstance(self.clipping, NoClipping):
-                return
+        if (self.noise is None) != isinstance(self.clipping, NoClipping):
             rule = "needs clipping, and clipping without noise protects nothing"
             way_out = "Give both, or neither for the non-private baseline."
             raise _check.reject("noise", self.noise, rule, way_out)
+        if self.noise is None:
+            return
         bound = self.clipping.sensitivity
         if self.noise.clip_norm != bound:
             rule = f"one unit moves a sum by up to {bound}"
@@ -160,7 +161,7 @@ class Trainer:
         self._zero = jax.jit(lambda params: self._pin_totals(Totals.zero(params)))
         self._add = jax.jit(self._added, donate_argnums=0)
         self._update = jax.jit(
-            lambda state, total: self._apply(state, total, keep_release),
+            functools.partial(self._apply, keep_release=keep_release),
             donate_argnums=(0, 1) if keep_release else (0,),
         )
 
@@ -244,7 +245,7 @@ class Trainer:
         return jax.lax.fori_loop(0, count, add_block, totals)
 
     def _apply(
-        self, state: TrainState, total: PyTree, keep_release: bool
+        self, state: TrainState, total: PyTree, *, keep_release: bool
     ) -> tuple[TrainState, PyTree]:
         execution = self.execution
         noise_state = state.noise

@@ -18,8 +18,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import ArrayLike
 
-from mfopt._runtime import _check
-from mfopt.accounting.monte_carlo import sharding
+from mfopt._runtime import _check, _float64
 from mfopt.training.models import PyTree
 
 DATA = "data"  # name of the axis
@@ -27,13 +26,13 @@ DATA = "data"  # name of the axis
 
 def devices() -> list[jax.Device]:
     """Devices to train on: JAX's ``jax_default_device`` if it is set, else all of all processes."""
-    chosen = getattr(jax.config, "jax_default_device")  # noqa: B009 - not in its stubs
+    chosen = jax.config.jax_default_device  # type: ignore[attr-defined] # not in its stubs
     if chosen is None:
         return jax.devices()
     if jax.process_count() > 1:
         rule = f"is one device, and {jax.process_count()} processes train together on all of theirs"
         raise _check.reject("jax_default_device", str(chosen), rule, "Leave it unset.")
-    return [*sharding.devices()]
+    return [*_float64.devices()]
 
 
 def on_cpu() -> bool:
@@ -48,8 +47,12 @@ def make_mesh() -> Mesh:
 
 def one_device() -> Mesh:
     """Mesh of one device of this process."""
-    local = [device for device in devices() if device.process_index == jax.process_index()]
-    return Mesh(np.asarray(local[:1]), (DATA,))
+    return Mesh(np.asarray(_float64.devices()[:1]), (DATA,))
+
+
+def is_lead() -> bool:
+    """True on the first process, which alone writes files."""
+    return jax.process_index() == 0
 
 
 def wait_for_lead(event: str) -> None:
@@ -121,10 +124,10 @@ def distribute(mesh: Mesh, tree: PyTree) -> PyTree:
     return place(tree, spread(mesh, tree))
 
 
-def place_rows(mesh: Mesh, rows: np.ndarray, axis: int = 0) -> jax.Array:
+def place_rows(mesh: Mesh, rows: np.ndarray, axis: int = 0) -> PyTree:
     """A microbatch with its ``axis`` split over the devices."""
     layout = NamedSharding(mesh, PartitionSpec(*[None] * axis, DATA))
-    return jax.make_array_from_callback(rows.shape, layout, lambda index: rows[index])
+    return place(rows, layout)
 
 
 def gather(tree: PyTree) -> PyTree:

@@ -12,7 +12,7 @@ import io
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mfopt._runtime import _files
-from mfopt.progress import Progress, Report, silent
+from mfopt.progress import Progress, Report
 from mfopt.sampling.sampler import pad
 from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig
@@ -111,7 +111,7 @@ def step_row(result: StepResult, seconds: float) -> dict[str, float]:
     return {
         "step": result.step,
         "loss": loss,
-        "perplexity": HeldOutLoss(loss, int(sums["targets"])).perplexity,
+        "perplexity": HeldOutLoss(loss, 0).perplexity,
         "clipped_fraction": sums["clipped"] / units,
         "gradient_norm": sums["norm"] / units,
         "units": sums["units"],
@@ -121,11 +121,14 @@ def step_row(result: StepResult, seconds: float) -> dict[str, float]:
 
 
 def open_table(
-    path: Path, fields: tuple[str, ...], start: int = 0
-) -> tuple[TextIO, csv.DictWriter[str]]:
-    """(file, ``csv.DictWriter``) of a table that grows by rows, each on disk as soon as written.
+    stack: contextlib.ExitStack, path: Path, fields: tuple[str, ...], start: int
+) -> csv.DictWriter[str]:
+    """A table that grows by rows, each on disk as soon as written.
 
-    Rows at or after step ``start``, of a run that was killed, are taken out.
+    Args:
+      stack: closes its file.
+      path, fields: of the table.
+      start: rows at or after this step, of a run that was killed, are taken out.
     """
     kept = [row for row in read_table(path) if int(float(row["step"])) < start]
     text = io.StringIO(newline="")
@@ -133,8 +136,8 @@ def open_table(
     writer.writeheader()
     writer.writerows(kept)
     _files.write(path, text.getvalue(), private=True)
-    stream = open(path, "a", buffering=1, newline="")  # noqa: SIM115 (open as long as the run)
-    return stream, csv.DictWriter(stream, fields, extrasaction="ignore")
+    stream = stack.enter_context(open(path, "a", buffering=1, newline=""))  # noqa: SIM115
+    return csv.DictWriter(stream, fields)
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
@@ -158,20 +161,16 @@ class Recorder(contextlib.ExitStack):
         *,
         start: int,
         total: int,
-        progress: Report = silent,
-        write: bool = True,
+        progress: Report,
+        write: bool,
     ) -> None:
         super().__init__()
         folder = Path(config.output)
         self._private = write and config.private_metrics
         if self._private:
-            file, self._steps = open_table(folder / "metrics.csv", STEP_FIELDS, start)
+            self._steps = open_table(self, folder / "metrics.csv", STEP_FIELDS, start)
             # an evaluation belongs to the state after so many steps, so that of `start` is kept
-            evaluation_rows, self._evaluations = open_table(
-                folder / "evaluation.csv", EVAL_FIELDS, start + 1
-            )
-            for table in (file, evaluation_rows):
-                self.enter_context(table)
+            self._evaluations = open_table(self, folder / "evaluation.csv", EVAL_FIELDS, start + 1)
         self._total = total
         self._report = progress
         self._clock = time.perf_counter()

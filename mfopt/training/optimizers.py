@@ -31,13 +31,12 @@ def schedule(name: str, learning_rate: float, steps: int) -> optax.Schedule:
       name: one of "constant", "cooldown", "cosine", "linear".
       learning_rate, steps: the highest rate, and the number of all steps.
     """
-    rate = _check.positive("learning_rate", learning_rate)
-    steps = _check.integer("steps", steps)
+    half = steps // 2
     shapes = {
-        "cooldown": lambda: optax.linear_schedule(rate, 0.0, steps - steps // 2, steps // 2),
-        "constant": lambda: optax.constant_schedule(rate),
-        "cosine": lambda: optax.cosine_decay_schedule(rate, steps),
-        "linear": lambda: optax.linear_schedule(rate, 0.0, steps),
+        "cooldown": lambda: optax.linear_schedule(learning_rate, 0.0, steps - half, half),
+        "constant": lambda: optax.constant_schedule(learning_rate),
+        "cosine": lambda: optax.cosine_decay_schedule(learning_rate, steps),
+        "linear": lambda: optax.linear_schedule(learning_rate, 0.0, steps),
     }
     return shapes[_check.choice("schedule", name, shapes)]()
 
@@ -84,7 +83,7 @@ def fitting_rate(
       momentum: of "momentum", which multiplies moves by 1 / (1 - momentum).
     """
     noise, noise_of_sums = noises
-    if not noise > 0 or not noise_of_sums > 0:
+    if not noise * noise_of_sums > 0:
         raise _check.reject("noise", noise, "must be positive to fit a rate to it")
     rate = _check.positive("move", move) / noise_of_sums
     if name == "sgd":
@@ -92,7 +91,7 @@ def fitting_rate(
     if name == "momentum":
         return rate * (1 - momentum)
     if name == "adam-bc":  # root mean square of what a step is divided by less
-        shares = _floor(np.arange(1, _check.integer("steps", steps) + 1), BETA2)
+        shares = _floor(np.arange(1, steps + 1), BETA2)
         noise /= float(np.sqrt(np.mean(1 / shares)))
     return rate * noise
 

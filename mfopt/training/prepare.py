@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from pathlib import Path
@@ -17,7 +18,6 @@ from mfopt._runtime import _check
 from mfopt._runtime._float64 import pinned
 from mfopt._runtime._types import JsonObject
 from mfopt.factorization import Factorization
-from mfopt.guarantee import Guarantee
 from mfopt.progress import Progress, Report, silent, within
 from mfopt.training import initial_model, privacy, sizes
 from mfopt.training import mesh as meshes
@@ -26,7 +26,6 @@ from mfopt.training.continued import earlier_report
 from mfopt.training.data import EMBEDDED, TokenStore, open_parts, screen
 from mfopt.training.data.stdlib import build_lines, build_stdlib
 from mfopt.training.folder import (
-    MODEL,
     check_folder,
     dropped_on_error,
     hold,
@@ -125,16 +124,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     earlier = earlier_report(config, progress)
     parts, tokenizer = _open_data(config, progress, resuming)
     for line in screen.lines(parts, _folder_of_data(config), config):
-        _tell(progress, line)
-    begun = Path(config.model)
-    if (
-        begun.name == MODEL
-        and (begun.parent / "config.toml").is_file()
-        and earlier is None
-        and config.algorithm != "none"
-    ):
-        note = "was trained without privacy: no guarantee covers the data it was trained on"
-        _tell(progress, f"warning: {config.model} {note}")
+        progress(Progress("preparing", note=line, lasting=True))
     if config.in_chunks:
         parts = {name: store.in_chunks(config.length) for name, store in parts.items()}
     train = parts["train"]
@@ -154,12 +144,17 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     validation = validation_of(config, parts, guarantee, execution.iterations, secret)
     shapes = initial_model.outline(config, train.vocab_size)
     # before a model is pretrained; one that a function makes is there before its sizes are known
-    model = shapes or initial_model.initial_model(config, parts, progress, tokenizer, resuming)
-    execution = _affordable(model, config, execution, guarantee)
-    if shapes is not None:
-        model = initial_model.initial_model(config, parts, progress, tokenizer, resuming)
-    config = dataclasses.replace(config, microbatch=execution.microbatch)
+    make = functools.partial(
+        initial_model.initial_model, config, parts, progress, tokenizer, resuming
+    )
+    model = shapes or make()
     model.check_fits(train.vocab_size, config.length)
+    execution = _affordable(model, config, execution)
+    if guarantee is not None:
+        guarantee = privacy.with_grid(guarantee, execution, model.num_params)
+    if shapes is not None:
+        model = make()
+    config = dataclasses.replace(config, microbatch=execution.microbatch)
     model_digest = meshes.digest_of((model.params, model.frozen))
     if mesh.size > 1:  # of these, too, no device holds more than its share
         arrays = {"params": model.params, "frozen": model.frozen}
@@ -180,7 +175,6 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     }
     public_report = None
     if account is not None and guarantee is not None:
-        guarantee = privacy.with_grid(guarantee, execution, model.num_params)
         if earlier is not None:
             guarantee = composed([*runs_of(earlier), (guarantee, account)])
         public_report = privacy.report(
@@ -222,23 +216,14 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
     )
 
 
-def _tell(progress: Report, note: str) -> None:
-    progress(Progress("preparing", note=note, lasting=True))
+def _affordable(model: Model, config: TrainConfig, execution: Execution) -> Execution:
+    """The execution with the largest microbatch that fits; refused is one that does not.
 
-
-def _affordable(
-    model: Model, config: TrainConfig, execution: Execution, guarantee: Guarantee | None
-) -> Execution:
-    """The execution with the largest microbatch that fits.
-
-    ``model`` may hold shapes in place of values. Refused is a run whose memory does not suffice,
-    or whose secure noise costs too much privacy for so many parameters.
+    ``model`` may hold shapes in place of values.
     """
     cost = sizes.RunCost(sizes.work(model, config.length), execution, config)
     fitting = dataclasses.replace(execution, microbatch=cost.fitting())
     dataclasses.replace(cost, execution=fitting).require()
-    if guarantee is not None:
-        privacy.with_grid(guarantee, fitting, model.num_params)
     return fitting
 
 
@@ -258,7 +243,7 @@ def _open_data(
     # another tokenizer of the same size than the model's own would pass every other check
     model = "" if initial_model.made_elsewhere(config.model) else config.model
     if folder != file:
-        if jax.process_index() == 0:
+        if meshes.is_lead():
             keywords: dict[str, Any] = {"progress": within(progress, f"corpus of {config.data}")}
             keywords["reuse" if resuming else "force"] = True
             if config.data in EMBEDDED:
@@ -268,7 +253,7 @@ def _open_data(
         meshes.wait_for_lead("corpus")
     parts = open_parts(folder)
     progress(Progress("comparing the data with its digests"))
-    if jax.process_index() == 0:
+    if meshes.is_lead():
         for store in parts.values():
             store.verify()
     meshes.wait_for_lead("digests")

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -118,8 +119,8 @@ def findings(
     settings: TrainConfig,
     secret: RunSecret,
     *,
-    alter: Alter = lambda execution: execution,
-    model: Model | None = None,
+    alter: Alter,
+    model: Model | None,
     progress: Report = silent,
 ) -> list[Finding]:
     """Findings of all tests of a run in the run's own model.
@@ -374,18 +375,16 @@ class _Run:
     def _moved(self, params: PyTree, tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """-Δ of a user: local gradient descent, clipped after every step."""
         settings = self.settings
-        (leaves, structure) = jax.tree.flatten(params)
+        _, tree_of = jax.flatten_util.ravel_pytree(params)
         begin = _flat(params)
         size = settings.local_batch or len(tokens)
         moved = np.zeros_like(begin)
-        ends = np.cumsum([leaf.size for leaf in leaves])
         for start in [*range(0, len(tokens), size)] * settings.local_epochs:
             if not mask[start : start + size].any():
                 continue
-            parts = np.split(np.float32(begin - moved), ends[:-1])
-            position = [part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)]
+            position = tree_of(jnp.float32(begin - moved))
             rows = tokens[start : start + size], mask[start : start + size]
-            slope = _flat(self._gradient(jax.tree.unflatten(structure, position), *rows))
+            slope = _flat(self._gradient(position, *rows))
             moved = self._clipped(moved + settings.local_rate * slope)
         return moved
 

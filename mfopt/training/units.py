@@ -22,22 +22,23 @@ _USERS_AT_ONCE = 1 << 16
 class Units:
     """A numbered population of privacy units: its public numbers. Subclasses have the data.
 
-    They have a ``store``, and a ``length``, the tokens of a row.
+    They have a ``store``.
 
     Args:
         population: how many; unit numbers are 0 .. population - 1.
         facts: JSON-able settings. ``unit`` is what one is called, ``records`` is G, the rows of a
-            unit, and ``group_size`` the most units that one *user* accounts for: 1 in ULS, G of the
-            selection in ELS; both are 1 where they are left out. Both are attributes as
-            well.
+            unit, ``group_size`` the most units that one *user* accounts for: 1 in ULS, G of the
+            selection in ELS; ``length`` the tokens of a row. The numbers are 1 where they are left
+            out, and attributes as well.
     """
 
     store: TokenStore
-    length: int
 
     def __init__(self, population: int, facts: JsonObject) -> None:
         self.population, self._facts = population, facts
-        self.records, self.group_size = (int(facts.get(x, 1)) for x in ("records", "group_size"))
+        self.records, self.group_size, self.length = (
+            int(facts.get(name, 1)) for name in ("records", "group_size", "length")
+        )
 
     def fetch(self, units: np.ndarray, step: int) -> Rows:
         """Rows of ``units`` (m,), -1 for nobody: tokens (m, G, L) int32, mask (m, G, L) bool.
@@ -73,9 +74,8 @@ class UserUnits(Units):
         seed: int = 0,
     ) -> None:
         self.store, self.seed = store, seed
-        self.length = _check.integer("length", length)
-        facts = {"unit": "user", "records": _check.integer("records", records)}
-        super().__init__(store.num_users, facts | {"length": self.length})
+        facts = {"unit": "user", "records": records, "length": length}
+        super().__init__(store.num_users, facts)
 
     def _chosen(self, units: np.ndarray, step: int) -> np.ndarray:
         return select(self.store, units, self.records, (self.seed, step))
@@ -106,9 +106,7 @@ class RecordUnits(Units):
         reserve: bool = False,
     ) -> None:
         self.store = store
-        self.length = _check.integer("length", length)
         held_out = (store.metadata.get("hold_out") or {}).get("records", 0)
-        group_size = _check.integer("group_size", group_size)
         whole = not held_out and int(store.records_per_user().max(initial=0)) < group_size
         blocks = [np.empty(0, dtype=np.int64)]
         for begin in range(0, store.num_users, _USERS_AT_ONCE):
@@ -117,7 +115,7 @@ class RecordUnits(Units):
             blocks.append(chosen.reshape(-1) if reserve else chosen[chosen >= 0])
         #: numbers of the records of all units (M,), by user; -1 where there is none
         self.selected = np.concatenate(blocks)
-        facts = {"unit": "record", "group_size": group_size, "length": self.length}
+        facts = {"unit": "record", "group_size": group_size, "length": length}
         super().__init__(len(self.selected), facts | {"reserve": reserve, "whole": whole})
 
     def _chosen(self, units: np.ndarray, step: int) -> np.ndarray:
@@ -130,7 +128,7 @@ def select(
     store: TokenStore,
     users: np.ndarray,
     group_size: int,
-    key: tuple[int, int] = (0, 0),
+    key: tuple[int, int],
 ) -> np.ndarray:
     """Select up to ``group_size`` records of each user: uniform over subsets.
 

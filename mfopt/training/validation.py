@@ -154,10 +154,9 @@ def proved(facts: JsonObject, stated: Guarantee, iterations: int) -> float:
     Raises:
       UsageError: the facts are none.
     """
-    steps = _check.kind("report validation.steps", facts["steps"], list)
-    numbers = [_check.integer("report validation.steps", x, at_least=0) for x in steps]
+    numbers = [_check.integer("report validation.steps", x, at_least=0) for x in facts["steps"]]
     if not numbers or numbers != sorted({*numbers}) or numbers[-1] > iterations:
         raise _check.reject("report validation.steps", numbers, f"must rise to {iterations}")
-    multiplier = _check.noise_multiplier(facts["noise_multiplier"])
     accounted = mechanism(len(numbers), stated.adjacency)
+    multiplier = facts["noise_multiplier"]
     return account_of(accounted, noise_multiplier=multiplier, delta=stated.delta).epsilon

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import jax
 from jax.sharding import Mesh
 
 from mfopt._runtime import _check
@@ -80,7 +79,7 @@ def account_of(
     )
     path = folder / ACCOUNT
     kept = resuming and path.is_file()
-    if not kept and jax.process_index() == 0:
+    if not kept and meshes.is_lead():
         solved = privacy.solved(accounted, *target)
         solved.save(path, force=True)
         proofs.note(solved)
@@ -100,7 +99,7 @@ def _proved(
     account: Factorization, progress: Report | None, way_out: str, subject: str = ""
 ) -> Factorization:
     """``account`` as proved on this machine; without ``progress`` it is proved already."""
-    if progress is not None and jax.process_index() == 0:  # it alone writes the report
+    if progress is not None and meshes.is_lead():  # it alone writes the report
         try:
             proved = proofs.ensure(account, progress=progress)
             account = dataclasses.replace(account, guarantee=proved)

@@ -15,18 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from mfopt._runtime._float64 import Devices as Devices
+from mfopt._runtime._float64 import devices as devices
 from mfopt._runtime._types import PyTree, T
 
-Devices = tuple[jax.Device, ...]
 _SPLIT, _SAME = PartitionSpec("samples"), PartitionSpec()
-
-
-def devices() -> Devices:
-    """Local devices that samples are sharded over: the default device alone where one is set."""
-    chosen = getattr(jax.config, "jax_default_device")  # noqa: B009 - not in its stubs
-    if isinstance(chosen, str):  # a platform
-        return (jax.local_devices(backend=chosen)[0],)
-    return tuple(jax.local_devices()) if chosen is None else (chosen,)
 
 
 def dividing(tree: PyTree) -> Devices:

@@ -92,10 +92,8 @@ class TokenStore:
         ends = {"record_offsets": len(self.tokens), "user_offsets": len(self.record_offsets) - 1}
         for name, end in ends.items():
             offsets = getattr(self, name)
-            if offsets.ndim != 1 or len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != end:
-                first_and_last = (
-                    offsets[[0, -1]].tolist() if offsets.ndim == 1 and len(offsets) else []
-                )
+            first_and_last = offsets[[0, -1]].tolist() if offsets.ndim == 1 and len(offsets) else []
+            if first_and_last != [0, end]:
                 raise _check.reject(name, first_and_last, f"must run from 0 to {end}", _DAMAGED)
 
     @classmethod
@@ -169,14 +167,12 @@ class TokenStore:
 
     def records_of(self, user: int) -> range:
         """The record numbers of ``user``."""
-        if not 0 <= user < self.num_users:
-            raise _check.reject("user", user, f"must lie in [0, {self.num_users})")
+        _check.integer("user", user, at_least=0, at_most=self.num_users - 1)
         return range(int(self.user_offsets[user]), int(self.user_offsets[user + 1]))
 
     def record(self, record: int) -> np.ndarray:
         """The tokens of one record: a view into the map, not a copy."""
-        if not 0 <= record < self.num_records:
-            raise _check.reject("record", record, f"must lie in [0, {self.num_records})")
+        _check.integer("record", record, at_least=0, at_most=self.num_records - 1)
         return self.tokens[self.record_offsets[record] : self.record_offsets[record + 1]]
 
     def records_per_user(self) -> np.ndarray:

@@ -55,9 +55,6 @@ class LoRAConfig:
 
     def __post_init__(self) -> None:
         _check.integer("rank", self.rank)
-        object.__setattr__(self, "layers", tuple(self.layers))
-        if not self.layers:
-            raise _check.reject("layers", self.layers, f"must be some of {LINEAR_LAYERS}")
 
 
 Adapters = Mapping[str, LoRAConfig]  # by linear layer of a block
@@ -254,9 +251,7 @@ class Decoder(nnx.Module):
         if length > self.positions:
             raise _check.reject("length", length, f"the model has {self.positions} positions")
         dtype = jnp.dtype(self.dtype)
-        x = jnp.take(self.wte[...], tokens, axis=0)
-        if self.scale != 1:
-            x = self.scale * x
+        x = self.scale * jnp.take(self.wte[...], tokens, axis=0)
         if self.wpe is not None:
             x = x + self.wpe[:length]
         x = x.astype(dtype)

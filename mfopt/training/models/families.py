@@ -221,16 +221,16 @@ _FULL = "full_attention"
 _SLIDING = "sliding_attention"
 
 
-class Rotary(NamedTuple):
+class _Rotary(NamedTuple):
     """Rotary positions of a layer.
 
     ``theta``: base of the wavelengths; ``share``: of a head's axes that are rotated; ``scaling``:
-    (name, value) of how wavelengths are stretched, ``rope_type`` first; empty: they are not.
+    numbers by which wavelengths are stretched, of one of ``_ROPES``; empty: they are not.
     """
 
-    theta: float = 1e4
+    theta: float
     share: float = 1.0
-    scaling: tuple[tuple[str, Any], ...] = ()
+    scaling: Mapping[str, Any] = types.MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -264,7 +264,7 @@ class DecoderConfig:
     head_dim: int
     max_position_embeddings: int
     norm_epsilon: float
-    rotary: tuple[Rotary | None, ...]
+    rotary: tuple[_Rotary | None, ...]
     tie_word_embeddings: bool
     attention_bias: bool
     sliding_window: int | None
@@ -284,9 +284,9 @@ class DecoderConfig:
         for rotary in filter(None, self.rotary):
             _check.positive("rope_theta", rotary.theta)
             _check.probability("partial_rotary_factor", rotary.share, closed=True)
-            for name, value in rotary.scaling[1:]:
+            numbers = rotary.scaling
+            for name, value in numbers.items():
                 _check.positive(f"rope_scaling {name}", value)
-            numbers = dict(rotary.scaling)
             if numbers.get("low_freq_factor", 0) >= numbers.get("high_freq_factor", 1):
                 rule = "needs low_freq_factor < high_freq_factor"
                 raise _check.reject("rope_scaling", numbers, rule)
@@ -462,9 +462,9 @@ class DecoderConfig:
             return ()
         planes = int(self.head_dim * rotary.share) // 2
         speed = rotary.theta ** (-np.arange(planes) / planes)
-        if scaling := dict(rotary.scaling):
+        if scaling := rotary.scaling:
             share = np.zeros(planes)  # left as it is
-            if scaling["rope_type"] == "llama3":
+            if "low_freq_factor" in scaling:
                 turns = scaling["original_max_position_embeddings"] * speed / (2 * np.pi)
                 low = scaling["low_freq_factor"]
                 high = scaling["high_freq_factor"]
@@ -510,7 +510,7 @@ def _kinds(values: JsonObject, blocks: int) -> list[str]:
     return [_SLIDING if (number + 1) % period else _FULL for number in range(blocks)]
 
 
-def _ropes(values: JsonObject) -> dict[str, Rotary]:
+def _ropes(values: JsonObject) -> dict[str, _Rotary]:
     """Rotary positions by kind of layer, taken out of what a ``config.json`` says of them."""
     parameters = values.pop("rope_parameters", None) or {}
     local = values.pop("rope_local_base_freq", None)
@@ -522,10 +522,10 @@ def _ropes(values: JsonObject) -> dict[str, Rotary]:
     if {*parameters} <= {_FULL, _SLIDING} and parameters:
         return {kind: _rotary(dict(parameters[kind])) for kind in parameters}
     full = _rotary(parameters | outside)
-    return {_FULL: full, _SLIDING: full if local is None else Rotary(local)}
+    return {_FULL: full, _SLIDING: full if local is None else _Rotary(local)}
 
 
-def _rotary(rope: JsonObject) -> Rotary:
+def _rotary(rope: JsonObject) -> _Rotary:
     kind = rope.pop("rope_type", "default")
     kind = rope.pop("type", kind)  # in older files
     theta = rope.pop("rope_theta", 1e4)
@@ -535,8 +535,7 @@ def _rotary(rope: JsonObject) -> Rotary:
         raise _check.reject("config.json rope_scaling", kind, f"lacks {', '.join(missing)}")
     for name in rope.keys() - {*names}:
         raise _check.reject(f"config.json {name}", rope[name], "is not known here", _REMOVE)
-    scaling = (("rope_type", kind), *((name, rope[name]) for name in names))
-    return Rotary(theta, share, scaling if names else ())
+    return _Rotary(theta, share, {name: rope[name] for name in names})
 
 
 def gpt2_config(

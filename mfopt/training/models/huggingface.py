@@ -165,7 +165,7 @@ def _save_adapters(folder: Path, config: DecoderConfig, params: PyTree, lora: Lo
     facts = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": config.facts().get("_name_or_path"),
+        "base_model_name_or_path": config.source.get("_name_or_path"),
         "target_modules": sorted(patterns),
         "r": lora.rank,
         "lora_alpha": lora.rank,
@@ -331,11 +331,12 @@ def export_model(
         if model.export is not None:
             model.export(params, model.frozen, part)
         else:
-            leaves = {
-                jax.tree_util.keystr(path, simple=True, separator=".") or "value": leaf
+            arrays = {
+                jax.tree_util.keystr(path, simple=True, separator=".") or "value": (
+                    np.ascontiguousarray(leaf)
+                )
                 for path, leaf in jax.tree.leaves_with_path(params)
             }
-            arrays = {name: np.ascontiguousarray(leaf) for name, leaf in leaves.items()}
             save_file(arrays, part / WEIGHTS)
         kept_files = [] if base is None else [base / name for name in _KEPT]
         for file in filter(Path.is_file, kept_files):

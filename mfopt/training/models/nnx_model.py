@@ -34,7 +34,7 @@ def pick(tree: PyTree, path: Path) -> PyTree:
     return tree
 
 
-def flatten(state: PyTree) -> dict[Path, jax.Array]:
+def _flatten(state: PyTree) -> dict[Path, jax.Array]:
     """{path: array} of an NNX state, in a fixed order."""
     return {
         path: value.get_value() if isinstance(value, nnx.Variable) else value
@@ -63,8 +63,8 @@ def from_nnx(
     """
     graph = nnx.graphdef(module)
     chosen, frozen_state = nnx.state(module, trainable, ...)
-    params = flatten(chosen)
-    frozen = flatten(frozen_state)
+    params = _flatten(chosen)
+    frozen = _flatten(frozen_state)
     if not params:
         raise _check.reject("trainable", trainable, "selects no parameter of the module")
     paths = list(params), list(frozen)
