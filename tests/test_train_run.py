@@ -116,8 +116,9 @@ def test_the_account_in_a_folder_is_believed_only_where_it_is_proved(data, tmp_p
         with pytest.raises(problem, match=match):
             prepare(settings, resume=True)
     path.write_text("{}")
-    with pytest.raises(FailureError, match="is not a factorization file"):
+    with pytest.raises(FailureError, match=r"is not a factorization file.*Put a copy") as damaged:
         prepare(settings, resume=True)
+    assert "mfopt optimize" not in str(damaged.value)
     # nor what is accounted for another algorithm, or anew
     honest.save(path, force=True)
     monkeypatch.setattr(privacy, "solved", None)
@@ -577,8 +578,10 @@ def test_records_of_a_user_get_a_c_that_was_optimized(data, tmp_path, scheme):
         facts = printed("train", *flags, *extra, "--report-only")
         del facts["schema"], facts["command"]
         assert facts["guarantee"]["details"]["accounted_group_size"] == 2
-        assert verification.verify(facts).holds
+        # proved again on fresh samples: up to three tests, of which one has to accept
+        assert not [check for check in verification.verify(facts).checks if not check.holds]
         sums.append(facts["noise_against_signal"]["sum_noise_per_coordinate"])
+    # by 22% and 8%; from run to run each differs by 0.2%
     assert sums[0] < sums[1]
 
 

@@ -55,21 +55,21 @@ def account_of(
         rule = "is optimized by `mfopt train`, before this"
         way_out = "Give the file of `mfopt optimize` as `factorization`."
         raise _check.reject("strategy", config.strategy, rule, way_out)
-    strategy: Strategy = Identity()
-    scheme = None
     if config.factorization:
         optimized = load_factorization(config.factorization)
         if not config.epsilon:
             return _proved(optimized, progress, "Run `mfopt calibrate` for a σ that it can prove.")
         # the file's C at a target of the run's own: for groups, which the file is not made for
-        strategy = optimized.strategy
-        scheme = optimized.sampling
+        strategy: Strategy = optimized.strategy
+        sampled = optimized.sampling
+    else:
+        strategy = Identity()
+        sampled = config.scheme()
     target = config.epsilon, config.delta
     group = config.group_size
     if config.algorithm == "group":
         target = one_unit_target(*target, group)
         group = 1
-    sampled = scheme or config.scheme()
     accounted = Mechanism(
         sampled,
         strategy,
@@ -78,13 +78,19 @@ def account_of(
         adjacency=sampled.run_adjacency,
     )
     path = folder / ACCOUNT
-    kept = resuming and path.is_file()
-    if not kept and meshes.is_lead():
+    solved = None
+    if not (resuming and path.is_file()) and meshes.is_lead():
         solved = privacy.solved(accounted, *target)
-        solved.save(path, force=True)
+        solved.save(path, force=True)  # which reads it again
         proofs.note(solved)
     meshes.wait_for_lead("account")
-    account = load_factorization(path)
+    try:
+        account = solved or load_factorization(path)
+    except FailureError as problem:
+        reason = str(problem).partition(". `mfopt optimize`")[0]  # which makes no account
+        raise FailureError(
+            f"{reason}. Put a copy of it there, or begin a new run in another folder."
+        ) from None
     stated = account.guarantee
     way_out = "Resume with what the run was started with (its config.toml), or start a new run."
     in_target = stated.epsilon <= target[0] and stated.delta <= target[1]
@@ -92,7 +98,7 @@ def account_of(
         rule = f"differs from the run, whose account ({path}) is {stated}"
         raise _check.reject("resume", "epsilon, delta, sampling or unit", rule, way_out)
     # a kept one anybody may have written
-    return _proved(account, progress if kept else None, way_out, f"{path} could not be proved: ")
+    return _proved(account, None if solved else progress, way_out, f"{path} could not be proved: ")
 
 
 def _proved(
