@@ -286,12 +286,15 @@ def test_of_a_chat_what_the_assistant_says_is_learned(tmp_path, tokenizer):
     source = JsonLines([path], "user", "text")
     with pytest.raises(UsageError, match="im_start"):
         build(source, tmp_path / "out", tokenizer=tokenizer)
-    tokenizer = Tokenizer.train(PUBLIC, 300)
-    tokenizer.backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    skipping = Options(skip_bad=True)
-    report = build(source, tmp_path / "out", tokenizer=tokenizer, options=skipping)
+    # one that is trained has the tokens, and its texts end as the assistant's turns do
+    public = JsonLines([write_rows(tmp_path / "public.jsonl", 60)], "user", "text")
+    texts = {"tokenizer": 300, "public": public, "options": Options(skip_bad=True)}
+    report = build(source, tmp_path / "out", **texts)
     assert report["reading"]["train"]["bad"] == {"text is not text": 1}
+    facts = open_parts(tmp_path / "out")["train"].metadata
+    tokenizer = Tokenizer.of_data(tmp_path / "out", facts)
     start, end = (tokenizer.backend.token_to_id(f"<|im_{word}|>") for word in ("start", "end"))
+    assert facts["end_id"] == end
     tokens, mask = open_parts(tmp_path / "out")["train"].batch(np.arange(9), 128)
     for row, actual, learned in zip(
         [x for u in range(3) for x in CHATS[u::3]], tokens, mask, strict=True

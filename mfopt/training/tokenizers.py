@@ -17,12 +17,11 @@ from mfopt._runtime import _check, _extras, _files
 from mfopt._runtime._types import JsonObject
 from mfopt.training.data.store import CONTEXT
 
-_CHAT_START = "<|im_start|>"
-
 with _extras.required():
     import tokenizers
 
 END_OF_TEXT = "<|endoftext|>"
+CHAT_START, CHAT_END = "<|im_start|>", "<|im_end|>"  # of ChatML, around a message
 _MOST_ENTRIES = 2**20  # the trainer reserves memory for all of them; GPT-2 has 50,257
 FILE_NAME = "tokenizer.json"
 _WAY_OUT = "Name the model's own, or train one on public text: `vocab_size=2048` with `public`."
@@ -87,23 +86,25 @@ class Tokenizer:
         return tokenizer
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    def train(cls, texts: Iterable[str], vocab_size: int, *, chats: bool = False) -> Tokenizer:
         """A byte-level BPE (Sennrich et al. 2016; GPT-2's splitting rule) on **public** texts.
 
         It has ``vocab_size`` entries, at least 257 (the 256 bytes and the end of a text), or fewer
-        where the text has too few pairs to merge. ``texts`` are read once, streamed.
+        where the text has too few pairs to merge. ``texts`` are read once, streamed. For ``chats``
+        two of them are the tokens of ChatML, and a text ends as the assistant's turn does.
         """
-        if _check.integer("vocab_size", vocab_size, at_least=257) > _MOST_ENTRIES:
-            raise _check.reject("vocab_size", vocab_size, f"must be at most {_MOST_ENTRIES}")
+        special = [END_OF_TEXT, CHAT_START, CHAT_END] if chats else [END_OF_TEXT]
+        least = 256 + len(special)
+        _check.integer("vocab_size", vocab_size, at_least=least, at_most=_MOST_ENTRIES)
         trained = tokenizers.ByteLevelBPETokenizer()
         trained.train_from_iterator(
             iter(texts),
             vocab_size,
             min_frequency=0,
             show_progress=False,
-            special_tokens=[END_OF_TEXT],
+            special_tokens=special,
         )
-        return cls(tokenizers.Tokenizer.from_str(trained.to_str()))
+        return cls(tokenizers.Tokenizer.from_str(trained.to_str()), special[-1])
 
     @property
     def vocab_size(self) -> int:
@@ -135,8 +136,8 @@ class Tokenizer:
 
     def _encode_pieces(self, pieces: Sequence[Piece]) -> np.ndarray:
         spelled = any(piece.special for piece in pieces)
-        if spelled and self.backend.token_to_id(_CHAT_START) is None:
-            rule = f"chats are written with {_CHAT_START}, which this tokenizer does not have"
+        if spelled and self.backend.token_to_id(CHAT_START) is None:
+            rule = f"chats are written with {CHAT_START}, which this tokenizer does not have"
             way_out = "Begin from a model that has it (`model`), or write prompts and completions."
             raise _check.reject("messages", pieces[0].text, rule, way_out)
         tokens = []

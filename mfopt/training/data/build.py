@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from mfopt._runtime import _check, _files
 from mfopt._runtime._types import JsonObject
@@ -20,7 +19,7 @@ from mfopt.errors import FailureError
 from mfopt.progress import Progress, Report, silent
 from mfopt.training.data import overlap
 from mfopt.training.data.builder import HoldOut, TokenStoreBuilder
-from mfopt.training.data.sources import Item, Source
+from mfopt.training.data.sources import CHAT, Item, Source
 from mfopt.training.data.store import open_parts
 from mfopt.training.tokenizers import FILE_NAME, Content, Tokenizer
 
@@ -65,7 +64,8 @@ def build(
     Args:
         source, out: the private data, whose users are the privacy units, and the folder to make.
         tokenizer: a tokenizer, or the vocabulary size of a byte-level BPE to be trained on
-            ``public``. It is never trained on ``source``.
+            ``public``, with the tokens of ChatML where there are chats. It is never trained on
+            ``source``.
         public, options: public text, which becomes the part ``public``; see :class:`Options`.
         force: replace ``out`` where it exists.
         reuse: keep an ``out`` of the same text, whatever the versions of mfopt and of the Python
@@ -106,7 +106,9 @@ def build(
     with _files.new_folder(target) as folder:
         os.chmod(folder, 0o700)  # private text: its owner's alone
         if not isinstance(tokenizer, Tokenizer):
-            tokenizer = Tokenizer.train(_texts(public, progress), tokenizer)
+            assert public is not None
+            chats = CHAT in (source.columns, public.columns)
+            tokenizer = Tokenizer.train(_texts(public, progress), tokenizer, chats=chats)
         report = {"plan": plan, "tokenizer_digest": tokenizer.digest}
         texts = {"train": (source, options)}
         if public is not None:
@@ -187,7 +189,7 @@ def _text(description: JsonObject | None) -> object:
     return facts.get("part")
 
 
-def _texts(public: Any, progress: Report) -> Iterator[str]:
+def _texts(public: Source, progress: Report) -> Iterator[str]:
     """The texts of the public part, for a tokenizer."""
     total = public.total()
     for item in public.read():

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
-from mfopt.training.tokenizers import Content, Piece
+from mfopt.training.tokenizers import CHAT_END, CHAT_START, Content, Piece
 
 COMPLETION = ("prompt", "completion")
 CHAT = ("messages",)
@@ -92,8 +92,8 @@ def _chat(messages: object) -> object:
         if role not in _ROLES or not isinstance(text, str):
             return None if messages is None else False  # which is no text
         learned = role == "assistant"
-        pieces.append(Piece(f"<|im_start|>{role}\n", predicted=False, special=True))
-        pieces += [Piece(text, learned), Piece("<|im_end|>\n", learned, special=True)]
+        pieces.append(Piece(f"{CHAT_START}{role}\n", predicted=False, special=True))
+        pieces += [Piece(text, learned), Piece(f"{CHAT_END}\n", learned, special=True)]
     return tuple(pieces)
 
 
