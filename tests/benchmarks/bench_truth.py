@@ -1,0 +1,377 @@
+"""Random small accounts against the truth: is an ε anywhere below what an attack reaches?
+
+    python tests/benchmarks/bench_truth.py --count 500 --seed 1 --out artifacts/bench-truth.json
+
+An account asks for ε of a scheme of at most 8 iterations, a C (identity, banded or dense, with
+negative entries too), σ, δ from 1e-10 to 1e-2, a group of at most 4 units and an adjacency. The
+truth is computed here, in NumPy and without the package: every pattern of steps that the group may
+have, with its chance, from the scheme's definition; an attack that adds the same unit vector in all
+steps (and, where C has negative entries, with other signs); and δ(ε) of the resulting mixtures of
+Gaussians by importance sampling around the points that matter most.
+
+An account is *wrong* where δ at its ε is above the stated δ by more than 5 standard errors, or at
+its stated lower end below by as much (where C >= 0 and units are drawn independently: there the
+attack is the worst case). Counted besides: accounts that would be refuted if their ε were 5%
+smaller, and that say no. A cell depends on the seed and its own number alone.
+"""
+
+import itertools
+import math
+import sys
+import time
+from collections import defaultdict
+
+import numpy as np
+import scipy.stats
+from harness import Bench
+from scipy.special import logsumexp
+
+from mfopt import sampling, strategies
+from mfopt.accounting import Mechanism, account
+from mfopt.errors import FailureError, UsageError
+
+DEVIATIONS = 5.0  # standard errors
+SAMPLES, MOST_SAMPLES = 2**14, 2**19  # of a δ; the first is what a call draws
+ACCURACY = 0.02  # relative standard error of a δ that is accurate enough
+MOST_PATTERNS = 1500
+
+bench = Bench(
+    __file__,
+    __doc__,
+    count=(500, "How many accounts."),
+    seed=(1, "Of accounts and their samples."),
+)
+
+
+# --- patterns of steps: {steps that a unit takes part in, (n,) of counts: chance} ----------------
+
+
+def _products(draws):
+    """Patterns that are one independent choice each of several laws {steps: chance}."""
+    patterns = {(): 1.0}
+    for law in draws:
+        joined = defaultdict(float)
+        for (left, p), (right, q) in itertools.product(patterns.items(), law.items()):
+            joined[left + right] += p * q
+        patterns = joined
+    return patterns
+
+
+def _coin(chance):
+    return {(1,): chance, (0,): 1 - chance} if chance < 1 else {(1,): 1.0}
+
+
+def _bin(bins, repeats=1):
+    return {tuple(row) * repeats: 1 / bins for row in np.eye(bins, dtype=int).tolist()}
+
+
+def _b_min_sep(scheme):
+    """A renewal chain in its stationary state: steps to rest -> chance, one step after another."""
+    rest, p, n = scheme.separation, 1 / (scheme.bins - scheme.separation + 1), scheme.iterations
+    available = 1 / (1 + (rest - 1) * p)
+    states = {((), 0): available} | {((), k): p * available for k in range(1, rest)}
+    for _ in range(n):
+        following = defaultdict(float)
+        for (steps, wait), chance in states.items():
+            if wait:
+                following[*((*steps, 0),), wait - 1] += chance
+            else:
+                following[*((*steps, 1),), rest - 1] += chance * p
+                following[*((*steps, 0),), 0] += chance * (1 - p)
+        states = following
+    patterns = defaultdict(float)
+    for (steps, _), chance in states.items():
+        patterns[steps] += chance
+    return patterns
+
+
+def _in_group(steps, groups, group, chance):
+    return _products(_coin(chance) if t % groups == group else {(0,): 1.0} for t in range(steps))
+
+
+def _random_partition(scheme):
+    groups, patterns = scheme.separation, defaultdict(float)
+    for group in range(groups):
+        law = _in_group(scheme.iterations, groups, group, groups / scheme.bins)
+        for steps, chance in law.items():
+            patterns[steps] += chance / groups
+    return patterns
+
+
+def _separated(scheme):
+    """Any steps at least ``separation`` apart, at most so many: each a law of its own."""
+    return [
+        {steps: 1.0}
+        for steps in itertools.product((0, 1), repeat=scheme.iterations)
+        if 0 < sum(steps) <= scheme.max_participations
+        and np.diff(np.flatnonzero(steps)).min(initial=scheme.iterations) >= scheme.separation
+    ]
+
+
+def _fixed_batch(scheme, units):
+    """So many of the units in each batch: a batch is drawn without replacement."""
+    counts = scipy.stats.hypergeom(scheme.population, units, scheme.batch_size)
+    most = min(units, scheme.batch_size)
+    drawn = {(k,): chance for k in range(most + 1) if (chance := float(counts.pmf(k))) > 0}
+    return _products([drawn] * scheme.iterations)
+
+
+# scheme -> laws of a unit's patterns, of which the attacker has the choice
+LAWS = {
+    "balls-in-bins": lambda s: [_bin(s.bins, s.epochs)],
+    "fresh-bins": lambda s: [_products([_bin(s.bins, s.rethrow)] * (s.epochs // s.rethrow))],
+    "b-min-sep": lambda s: [_b_min_sep(s)],
+    "random-partition": lambda s: [_random_partition(s)],
+    "poisson": lambda s: [_in_group(s.iterations, 1, 0, s.probability)],
+    "cyclic-poisson": lambda s: [
+        _in_group(s.iterations, s.bands, group, s.probability) for group in range(s.bands)
+    ],
+    "fixed-order": lambda s: [{steps: 1.0} for steps in _bin(s.bins, s.epochs)],
+    "min-separation": _separated,
+}
+
+
+def laws(scheme, units):
+    """Laws of the sum of a group's patterns, of which the attacker has the choice."""
+    if scheme.kind == "fixed-batch":
+        return [_fixed_batch(scheme, units)]
+    return [_of_group(law, units) for law in LAWS[scheme.kind](scheme)]
+
+
+def _of_group(law, units):
+    """The law of the sum of independent units' patterns."""
+    total = law
+    for _ in range(units - 1):
+        joined = defaultdict(float)
+        for (left, p), (right, q) in itertools.product(total.items(), law.items()):
+            joined[tuple(map(sum, zip(left, right, strict=True)))] += p * q
+        total = joined
+    return total
+
+
+# --- δ of two mixtures ---------------------------------------------------------------------------
+
+
+def _log_density(points, mixture):
+    """log density of Σ_j p_j N(m_j, I) at points (N, n), up to that of N(0, I) at 0; gradient."""
+    means, log_chances = mixture
+    squares = (means**2).sum(axis=1) / 2
+    exponents = points @ means.T - squares + log_chances
+    total = logsumexp(exponents, axis=1)
+    posterior = np.exp(exponents - total[:, None])
+    return total, posterior @ means
+
+
+def _important_points(first, second, epsilon):
+    """For each component of ``first``, a point near its mean where the loss is about ε."""
+    means = points = first[0]
+    for _ in range(30):
+        numerator, gradient = _log_density(points, first)
+        denominator, other = _log_density(points, second)
+        slope = gradient - other
+        missing = epsilon - (numerator - denominator) + (slope * (points - means)).sum(axis=1)
+        steps = missing / np.maximum((slope**2).sum(axis=1), 1e-12)
+        target = means + np.maximum(steps, 0)[:, None] * slope
+        points = np.clip(0.5 * (points + target), -1e3, 1e3)
+    return points
+
+
+def delta(first, second, epsilon, rng):
+    """(δ, its standard error): ∫ (P − e^ε Q)₊ of two mixtures (means (M, n), log chances)."""
+    means, log_chances = first
+    points = _important_points(first, second, epsilon)
+    costs = log_chances - ((points - means) ** 2).sum(axis=1) / 2
+    weights = np.exp(costs - costs.max())
+    weights = 0.6 * weights / weights.sum() + 0.2 / len(means)
+    proposal = (
+        np.concatenate([points, means]),
+        np.log(np.concatenate([weights, 0.2 * np.exp(log_chances)])),
+    )
+    shares = np.exp(proposal[1])
+    sums = np.zeros(2)
+    drawn = 0
+    while drawn < MOST_SAMPLES:
+        chosen = rng.choice(len(shares), SAMPLES, p=shares / shares.sum())
+        sample = proposal[0][chosen] + rng.standard_normal((SAMPLES, means.shape[1]))
+        numerator, _ = _log_density(sample, first)
+        denominator, _ = _log_density(sample, second)
+        exceeds = -np.expm1(np.minimum(epsilon + denominator - numerator, 0.0))
+        values = exceeds * np.exp(numerator - _log_density(sample, proposal)[0])
+        sums += values.sum(), (values**2).sum()
+        drawn += SAMPLES
+        mean = sums[0] / drawn
+        error = math.sqrt(max(sums[1] / drawn - mean**2, 0.0) / drawn)
+        if 0 < error < ACCURACY * mean:
+            break
+    return float(mean), float(error)
+
+
+def attacks(mechanism, rng):
+    """Pairs of mixtures at σ = 1 whose δ is reached, for every choice of the attacker's tried."""
+    scheme = mechanism.sampling
+    matrix = np.asarray(mechanism.strategy.materialize(scheme.iterations))
+    signs = [np.ones(scheme.iterations)]
+    if (matrix < 0).any():
+        alternating = (-1.0) ** np.arange(scheme.iterations)
+        signs += [alternating, *rng.choice((-1.0, 1.0), (2, scheme.iterations))]
+    nothing = np.zeros((1, scheme.iterations)), np.zeros(1)
+    for total in laws(scheme, mechanism.group_size):
+        patterns = np.array([*total], float)
+        log_chances = np.log([*total.values()])
+        for sign in signs:
+            means = (patterns * sign) @ matrix.T
+            if mechanism.adjacency == "replace":
+                yield (means, log_chances), (-means, log_chances)
+            else:
+                yield (means, log_chances), nothing
+                yield nothing, (means, log_chances)
+
+
+def largest_delta(mechanism, sigma, epsilon, rng):
+    """The attack of the largest δ: (δ, standard error)."""
+    return max(
+        delta(*((means / sigma, chances) for means, chances in pair), epsilon, rng)
+        for pair in attacks(mechanism, rng)
+    )
+
+
+# --- accounts ------------------------------------------------------------------------------------
+
+SCHEMES = [
+    sampling.BallsInBins(4, 2),
+    sampling.BallsInBins(2, 3),
+    sampling.FreshBins(4, 2),
+    sampling.FreshBins(2, 4, 2),
+    sampling.BMinSep(4, 2, 2),
+    sampling.BMinSep(3, 2, 2),
+    sampling.RandomPartition(4, 2, 2),
+    sampling.Poisson(0.25, 6),
+    sampling.CyclicPoisson(0.5, 2, 8),
+    sampling.FixedOrder(4, 2),
+    sampling.MinSeparation(8, 3, 2),
+    sampling.FixedBatch(2, 8, 6),
+]
+
+
+# scheme -> most bands of a C that is accounted for, where that is not any
+BANDS = {
+    "fresh-bins": 2,
+    "b-min-sep": 2,
+    "random-partition": 2,
+    "cyclic-poisson": 2,
+    "poisson": 1,
+    "fixed-batch": 1,
+}
+
+
+def random_strategy(scheme, rng):
+    """The identity, or C with entries of the lower triangle drawn, half of them banded."""
+    n = scheme.iterations
+    most = BANDS.get(scheme.kind, n)
+    bands = most if rng.random() < 0.5 else min(2, most)
+    negative = rng.random() < 0.25
+    if bands == 1 or rng.random() < 0.25:
+        return strategies.Identity()
+    lower = np.tril(rng.uniform(0, 1, (n, n)), -1)
+    if negative:
+        lower *= rng.choice((-1.0, 1.0), (n, n))
+    return strategies.Banded.from_dense(lower + np.diag(rng.uniform(0.5, 1.5, n)), bands)
+
+
+def drawn(rng):
+    """(mechanism, σ, δ) of a random account."""
+    scheme = SCHEMES[rng.integers(len(SCHEMES))]
+    strategy = random_strategy(scheme, rng)
+    units = int(rng.choice((1, 2, 3, 4), p=(0.6, 0.2, 0.1, 0.1)))
+    adjacency = str(rng.choice(("add-remove", "zero-out", "replace"), p=(0.7, 0.15, 0.15)))
+    if scheme.kind == "fixed-batch" and adjacency == "add-remove":
+        adjacency = "zero-out"
+    norm = np.sqrt((np.asarray(strategy.materialize(scheme.iterations)) ** 2).sum(axis=0).max())
+    sigma = float(norm * units * 10 ** rng.uniform(-0.3, 0.7))
+    target = float(10 ** rng.uniform(-10, -2))
+    return Mechanism(scheme, strategy, units, "example", adjacency), sigma, target
+
+
+def cell(seed, number):
+    """What a random account says and the truth about it; None where patterns are too many."""
+    rng = np.random.default_rng((seed, number))
+    mechanism, sigma, target = drawn(rng)
+    scheme = mechanism.sampling
+    matrix = np.asarray(mechanism.strategy.materialize(scheme.iterations))
+    if max(map(len, laws(scheme, mechanism.group_size))) > MOST_PATTERNS:
+        return None
+    report = {
+        "cell": number,
+        "scheme": scheme.describe(),
+        "negative entries": bool((matrix < 0).any()),
+        "group size": mechanism.group_size,
+        "adjacency": mechanism.adjacency,
+        "noise multiplier": sigma,
+        "delta": target,
+    }
+    begun = time.process_time()
+    try:
+        answer = account(mechanism, noise_multiplier=sigma, delta=target, seed=number)
+    except (FailureError, UsageError) as refusal:
+        return report | {"refused": str(refusal)}
+    report |= {
+        "epsilon": answer.epsilon,
+        "lower end": answer.lower_bound,
+        "status": answer.status,
+        "cpu seconds": round(time.process_time() - begun, 2),
+    }
+    return report | judged(mechanism, report, rng)
+
+
+def judged(mechanism, report, rng):
+    """What the truth says of an account's ε and lower end."""
+    sigma, target, epsilon = (report[k] for k in ("noise multiplier", "delta", "epsilon"))
+    wrong = []
+    value, error = largest_delta(mechanism, sigma, epsilon, rng)
+    if value - DEVIATIONS * error > target:
+        wrong.append("epsilon")
+    closer, spread = largest_delta(mechanism, sigma, 0.95 * epsilon, rng)
+    lower = report["lower end"]
+    independent = mechanism.sampling.kind not in ("cyclic-poisson", "min-separation")
+    if lower and independent and not report["negative entries"]:
+        least, deviation = largest_delta(mechanism, sigma, lower, rng)
+        if least + DEVIATIONS * deviation < target:
+            wrong.append("lower end")
+    return {
+        "attained delta": value,
+        "standard error": error,
+        "refuted if 5% smaller": closer - DEVIATIONS * spread > target,
+        "wrong": wrong,
+    }
+
+
+@bench.work
+def cells(options):
+    """The cells that --out has not made already; exit code 1 where one is wrong."""
+    report = bench.earlier({"seed": options.seed, "cells": []}, "seed")
+    reports = report["cells"]
+    number = reports[-1]["cell"] + 1 if reports else 0
+    while len(reports) < options.count:
+        judged_cell = cell(options.seed, number)
+        number += 1
+        if judged_cell is not None:
+            reports.append(judged_cell)
+            bench.keep(report)
+            print(len(reports), judged_cell, file=sys.stderr, flush=True)
+    answered = [cell for cell in reports if "epsilon" in cell]
+    by_scheme = {
+        kind: {
+            "answered": len(chosen),
+            "refuted if 5% smaller": sum(cell["refuted if 5% smaller"] for cell in chosen),
+            "with a lower end": sum(cell["lower end"] is not None for cell in chosen),
+        }
+        for kind in sorted({cell["scheme"]["kind"] for cell in answered})
+        if (chosen := [cell for cell in answered if cell["scheme"]["kind"] == kind])
+    }
+    wrong = [cell for cell in answered if cell["wrong"]]
+    summary = {"refused": len(reports) - len(answered), "by scheme": by_scheme, "wrong": wrong}
+    return summary | report, 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    bench.main()
