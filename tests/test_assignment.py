@@ -3,11 +3,8 @@
 import math
 
 import numpy as np
-import plain_monte_carlo as plain
 import pytest
-from scipy import stats
 from selection import before_release
-from test_fresh_bins import all_patterns
 
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian
@@ -37,21 +34,6 @@ def test_one_law_serves_many_thresholds(bins, sigma, direction, monkeypatch):
         assert actual[300] > profile.log_delta_below(float(epsilons[300]))
     monkeypatch.setattr(allocation, "_SUMMED", 1e-9)  # what running sums round is counted
     assert (assignment.log_hinges(bins, sigma**-2, epsilons, direction) > actual).all()
-
-
-@pytest.mark.parametrize(
-    ("bins", "epochs", "sigma", "epsilon"),
-    before_release([(4, 3, 1.3, 1.0), (2, 5, 1.5, 0.5), (8, 2, 0.6, 2.0)], 0),
-)
-def test_plain_sampling_in_both_directions(bins, epochs, sigma, epsilon):
-    patterns = all_patterns(np.eye(bins * epochs), FreshBins(bins, epochs))
-    profile = RoundsProfile(BinAssignment(bins), epochs, sigma)
-    for direction, (mean, error) in plain.mixture(patterns.T, sigma, epsilon).items():
-        log_delta = math.exp(profile.log_delta(epsilon, direction))
-        assert mean > 1e-2 and abs(log_delta - mean) < 4 * error
-        # the control: one throw less
-        other = RoundsProfile(BinAssignment(bins), epochs - 1, sigma)
-        assert abs(math.exp(other.log_delta(epsilon, direction)) - mean) > 20 * error
 
 
 def test_the_pair_on_the_grid_dominates_a_throw_and_is_one():
@@ -87,29 +69,6 @@ def test_one_throw_is_balls_in_bins(epochs):
         for s in (FreshBins(8, epochs, epochs), BallsInBins(8, epochs))
     )
     assert fresh == pytest.approx(kept, rel=1e-6)
-
-
-@pytest.mark.release
-def test_random_allocation_of_several_epochs_by_another_accountant():
-    accountant = pytest.importorskip("PLD_accounting")
-    sigma, epsilon = 1.5, 1.0
-    params = accountant.PrivacyParams(sigma=sigma, num_steps=8, num_epochs=3)
-    config = accountant.AllocationSchemeConfig(loss_discretization=0.02, tail_truncation=1e-9)
-    profile = RoundsProfile(BinAssignment(8), 3, sigma)
-    for direction, name in (
-        (accountant.Direction.REMOVE, "remove"),
-        (accountant.Direction.ADD, "add"),
-    ):
-        ends = []
-        for bound in (accountant.BoundType.IS_DOMINATED, accountant.BoundType.DOMINATES):
-            pair = accountant.gaussian_allocation_directional_pld(
-                params=params, config=config, direction=direction, bound_type=bound
-            )
-            values = np.maximum(-np.expm1(epsilon - np.asarray(pair.x_array)), 0)
-            ends.append(pair.p_max + float(np.asarray(pair.prob_arr) @ values))
-        low, high = ends
-        log_delta = math.exp(profile.log_delta(epsilon, name))
-        assert 0 < low < log_delta < high < 1.5 * low
 
 
 def test_rounds_without_a_lower_bound_say_so():
@@ -168,24 +127,6 @@ def test_so_little_noise_that_bins_are_told_apart_is_accounted_without_amplifica
     assert plain <= thrown.noise_multiplier(2000.0, 1e-5) <= plain * (1 + 1e-5)
     with pytest.raises(FailureError, match="Use more noise"):
         BinAssignment(8).nodes(0.03, -50.0)
-
-
-@pytest.mark.parametrize(
-    ("sigma", "epsilon"), before_release([(1.0, 1.0), (2.0, 0.5), (0.7, 4.0)], 0)
-)
-def test_answers_for_two_assignments_are_above_the_truth_by_their_accuracy(sigma, epsilon):
-    """Of two bins: their sum is Gaussian, and in closed form given their differences."""
-    nodes, weights = np.polynomial.legendre.leggauss(200)
-    weights = weights * 6 * stats.norm.pdf(6 * nodes, scale=math.sqrt(0.5))
-    mean = np.log(np.cosh(6 * nodes / sigma)) - sigma**-2 / 2
-    mean, weights = np.add.outer(mean, mean), np.outer(weights, weights)
-    beyond = sigma * (epsilon - mean)
-    tail = np.exp(mean + sigma**-2 / 2) * stats.norm.sf(beyond - 1 / sigma)
-    delta = float(np.sum(weights * (tail - math.exp(epsilon) * stats.norm.sf(beyond))))
-    bound = ReassignedBins(2, 2, 1.0)
-    assert delta < math.exp(bound.log_deltas(sigma, epsilon)[0]) < delta * (1 + 2e-4)
-    assert epsilon < bound.epsilon(sigma, delta) < epsilon * (1 + 5e-5)
-    assert sigma < bound.noise_multiplier(epsilon, delta) < sigma * (1 + 3e-5)
 
 
 def test_so_much_noise_that_nothing_is_left_is_answered_at_once():

@@ -1,21 +1,19 @@
 """Fresh bins: scheme, likelihood, ceilings and estimators against all patterns written out."""
 
 import dataclasses
-import itertools
 import math
 
+import bench_truth
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.special import logsumexp
 from selection import before_release
-from test_likelihoods import banded, modes_of
+from test_likelihoods import banded
 from test_strategies import EVERY_KIND, every_strategy
 
 from mfopt._runtime._float64 import float64
 from mfopt.accounting import Mechanism, account
-from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.monte_carlo import (
     band,
     chunked,
@@ -24,7 +22,6 @@ from mfopt.accounting.monte_carlo import (
     pattern_frozen,
 )
 from mfopt.accounting.monte_carlo.calibrate import calibrate
-from mfopt.accounting.monte_carlo.evidence import Point, Trial
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw, FreshBinsLoss
 from mfopt.accounting.monte_carlo.pattern_ceilings import ceilings
 from mfopt.accounting.monte_carlo.sampled import OneUnit
@@ -32,7 +29,7 @@ from mfopt.accounting.verify import Engine
 from mfopt.errors import UsageError
 from mfopt.optimize import kinds, objective
 from mfopt.sampling import FreshBins
-from mfopt.strategies import BLT, Banded, BandedSquareRoot, BandedToeplitz, Identity, TimeScaled
+from mfopt.strategies import BLT, Banded, BandedSquareRoot, BandedToeplitz, TimeScaled
 from mfopt.training import attack
 from mfopt.workloads import PrefixSums
 
@@ -41,21 +38,8 @@ SIGMA = 1.3
 
 def all_patterns(matrix, scheme):
     """Every m_k as a column, (n, b^K)."""
-    modes = modes_of(matrix, scheme)
-    chosen = itertools.product(range(scheme.bins), repeat=scheme.throws)
-    return np.stack(
-        [
-            modes[:, [g * scheme.bins + k for g, k in enumerate(bins)]].sum(axis=1)
-            for bins in chosen
-        ],
-        axis=1,
-    )
-
-
-def plain_loss(patterns, x, sigma):
-    """Y at the columns of x, by the sum over all patterns."""
-    exponents = patterns.T @ x / sigma**2 - (patterns**2).sum(axis=0)[:, None] / 2 / sigma**2
-    return logsumexp(exponents, axis=0) - math.log(patterns.shape[1])
+    (law,) = bench_truth.laws(scheme, 1)
+    return matrix @ np.array([*law]).T
 
 
 @pytest.mark.parametrize(("bands", "n"), before_release([(1, 5), (5, 12), (20, 70)], 1))
@@ -79,17 +63,6 @@ BINS, EPOCHS, BANDS, EPSILON = 4, 3, 3, 0.7
 def loss_of(bands, bins=BINS, epochs=EPOCHS):
     matrix = Banded.from_dense(banded(bins * epochs, bands), bands)
     return FreshBinsLaw(FreshBins(bins, epochs)).loss(matrix)
-
-
-def test_a_c_of_one_band_is_sampled():
-    """Nothing overlaps. Of nearly one length, it is nearly C = I, whose answer needs no samples."""
-    scheme, point = FreshBins(4, 3), Point(SIGMA, 1.0)
-    nearly = TimeScaled(Identity(), 1 + 1e-6 * np.arange(12.0), np.ones(12))
-    loss = FreshBinsLaw(scheme).loss(nearly)
-    pilot = loss.choose("remove", point, Trial(2**12, 1e-6, chunked.seed_key(0)))
-    exact = account(Mechanism(scheme), noise_multiplier=SIGMA, epsilon=point.epsilon).delta
-    assert not any(bound.exact for bound in loss.free_bounds())
-    assert pilot.agrees(math.log(exact))
 
 
 @pytest.mark.release
@@ -194,22 +167,6 @@ def test_what_a_search_keeps_of_its_draws_gives_the_value_and_slope_of_all_that_
     assert abs(actual(True, gram, other)[0] - expected) > 1e-4
 
 
-@pytest.mark.release
-def test_one_bin_is_known_and_needs_no_samples():
-    scaled = TimeScaled(Identity(), [1.0, 2.0, 0.5], np.ones(3))
-    loss = FreshBinsLaw(FreshBins(1, 3)).loss(scaled)
-    (bound,) = loss.free_bounds()
-    norm = float(np.linalg.norm(scaled.materialize(3).sum(axis=1)))
-    assert bound.exact and loss.sensitivity == pytest.approx(norm, rel=1e-12)
-    guarantee = account(Mechanism(FreshBins(1, 3), scaled), epsilon=2.0, delta=1e-5)
-    assert guarantee.noise_multiplier == pytest.approx(
-        norm / gaussian.largest_mu(2.0, 1e-5), rel=1e-9
-    )
-    # a control: with a second bin there is something to draw
-    two = FreshBinsLaw(FreshBins(2, 3)).loss(BandedToeplitz([1.0, 0.5]))
-    assert not any(free_bound.exact for free_bound in two.free_bounds())
-
-
 def test_more_bands_than_bins_negative_entries_and_subclasses_are_refused():
     scheme, blt = FreshBins(4, 3), BLT([0.4], [0.6])
     wide, question = BandedToeplitz(np.ones(5)), {"noise_multiplier": 1.0, "delta": 1e-2}
@@ -256,7 +213,10 @@ def test_the_audits_attack_is_the_likelihood_ratio():
     scheme, matrix = FreshBins(3, 4, 2), banded(12, 3)
     x = 3 * np.random.default_rng(4).normal(size=(12, 6))
     actual = attack.attack_on(scheme, Banded.from_dense(matrix, 3))(x, SIGMA)
-    np.testing.assert_allclose(actual, plain_loss(all_patterns(matrix, scheme), x, SIGMA))
+    patterns = all_patterns(matrix, scheme).T / SIGMA
+    alike = np.full(len(patterns), -math.log(len(patterns)))
+    expected, _ = bench_truth.log_density(x.T / SIGMA, (patterns, alike))
+    np.testing.assert_allclose(actual, expected)
     participated = attack.participations(scheme, 50, np.random.default_rng(5)).reshape(50, 4, 3)
     assert np.all(participated.sum(axis=2) == 1)
     np.testing.assert_array_equal(participated[:, 0], participated[:, 1])

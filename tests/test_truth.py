@@ -1,6 +1,7 @@
 """The benchmark of accounts against the truth: its oracle, some cells, and what it must refute."""
 
 import dataclasses
+import itertools
 import math
 
 import bench_truth
@@ -9,7 +10,16 @@ import pytest
 from scipy import integrate
 from scipy.stats import norm
 
-from mfopt.sampling import BMinSep, FreshBins, Poisson, RandomPartition
+from mfopt.accounting import Mechanism
+from mfopt.sampling import BallsInBins, BMinSep, FixedOrder, FreshBins
+from mfopt.strategies import (
+    BandedSquareRoot,
+    BandedToeplitz,
+    Dense,
+    Identity,
+    SquareRoot,
+    TimeScaled,
+)
 
 NOTHING = np.zeros((1, 1)), np.zeros(1)
 MIXTURE = np.array([[0.0], [1.5]]), np.log([0.9, 0.1])
@@ -49,26 +59,46 @@ def test_delta_of_a_gaussian_is_the_closed_form(distance, target):
     assert error < 0.021 * expected and abs(actual - expected) < 5 * error
 
 
+TWO, THREE = BandedToeplitz([1.0, 0.5]), BandedToeplitz([1.0, 0.6, 0.3])
+SCALED = TimeScaled(Identity(), np.linspace(1, 2, 12), np.ones(12))
+NEGATIVE = np.eye(9) + np.tril(np.random.default_rng(2).uniform(-1, 1, (9, 9)), -1)
+DETERMINISTIC = {"certificate": "deterministic"}
+ONE_BIN = TimeScaled(Identity(), [1.0, 2.0, 0.5], np.ones(3))
+# mechanism, σ, δ, what the account is called, and how it is proved
+FIXED = [
+    (Mechanism(BallsInBins(6, 2)), 1.3, 1e-3, "exact", {}),
+    (Mechanism(FreshBins(4, 3)), 1.3, 1e-3, "exact", {}),
+    (Mechanism(FreshBins(2, 2)), 1.0, 1e-3, "exact", {}),
+    (Mechanism(FreshBins(1, 3), ONE_BIN), 3.0, 1e-5, "exact", {}),
+    (Mechanism(FixedOrder(3, 3), Dense(NEGATIVE)), 3.0, 1e-5, "bound", {}),
+    (Mechanism(BallsInBins(6, 3), BandedSquareRoot(6)), 3.4, 1e-3, "bound", DETERMINISTIC),
+]
+SAMPLED = [
+    (Mechanism(BallsInBins(5, 3), SquareRoot()), 9.0, 1e-3, "certified", {}),
+    (Mechanism(BallsInBins(4, 2), group_size=3), 4.0, 1e-3, "certified", {}),
+    (Mechanism(BallsInBins(4, 2), THREE, 4), 9.0, 1e-5, "certified", {}),
+    (Mechanism(FreshBins(4, 3), SCALED), 2.0, 1e-3, "certified", {}),
+    (Mechanism(FreshBins(3, 2), THREE, 2), 5.0, 1e-3, "certified", {}),
+    (Mechanism(FreshBins(3, 2), TWO, 4), 8.0, 1e-5, "certified", {}),
+    (Mechanism(BMinSep(4, 2, 2), TWO), 2.0, 1e-3, "certified", {}),
+    (Mechanism(BMinSep(4, 2, 2), TWO, 2), 4.0, 1e-3, "certified", {}),
+]
+LATER = itertools.cycle((pytest.mark.ci, pytest.mark.release))
+
+
 @pytest.mark.parametrize(
-    ("scheme", "kind"),
+    ("mechanism", "sigma", "target", "status", "effort"),
     [
-        (FreshBins(3, 2), "fresh-bins"),
-        (BMinSep(3, 2, 2), "b-min-sep"),
-        (RandomPartition(4, 1, 2), "random-partition"),
-        (Poisson(0.25, 4), "poisson"),
+        *FIXED,
+        *(pytest.param(*cell, marks=mark) for cell, mark in zip(SAMPLED, LATER, strict=False)),
     ],
 )
-def test_patterns_have_the_rates_of_the_sampler(scheme, kind):
-    units = 4000
-    (law,) = bench_truth.laws(scheme, 1)
-    drawn = scheme.draws(units, seed=3)
-    taken = np.zeros((units, scheme.iterations), int)
-    for step in range(scheme.iterations):
-        taken[drawn(step), step] = 1
-    assert {*map(tuple, taken)} <= {*law}
-    for pattern, chance in law.items():
-        count = (taken == pattern).all(axis=1).sum()
-        assert abs(count - units * chance) < 5 * math.sqrt(units * chance) + 1
+def test_an_account_is_right_and_near_the_truth(mechanism, sigma, target, status, effort):
+    rng = np.random.default_rng(0)
+    report = bench_truth.compared(mechanism, sigma, target, rng, seed=0, **effort)
+    assert report["wrong"] == [] and report["status"] == status
+    assert report["refuted if 5% smaller"] or report["negative entries"]
+    assert report["lower end"] > 0.98 * report["epsilon"]
 
 
 CELLS = [8, 11]  # balls-in-bins, and min-separation

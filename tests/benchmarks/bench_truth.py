@@ -153,7 +153,7 @@ def _of_group(law, units):
 # --- δ of two mixtures ---------------------------------------------------------------------------
 
 
-def _log_density(points, mixture):
+def log_density(points, mixture):
     """log density of Σ_j p_j N(m_j, I) at points (N, n), up to that of N(0, I) at 0; gradient."""
     means, log_chances = mixture
     squares = (means**2).sum(axis=1) / 2
@@ -167,8 +167,8 @@ def _important_points(first, second, epsilon):
     """For each component of ``first``, a point near its mean where the loss is about ε."""
     means = points = first[0]
     for _ in range(30):
-        numerator, gradient = _log_density(points, first)
-        denominator, other = _log_density(points, second)
+        numerator, gradient = log_density(points, first)
+        denominator, other = log_density(points, second)
         slope = gradient - other
         missing = epsilon - (numerator - denominator) + (slope * (points - means)).sum(axis=1)
         steps = missing / np.maximum((slope**2).sum(axis=1), 1e-12)
@@ -177,10 +177,11 @@ def _important_points(first, second, epsilon):
     return points
 
 
-def delta(first, second, epsilon, rng, stated=0.0):
+def delta(first, second, epsilon, rng, stated=0.0, accuracy=ACCURACY):
     """(δ, its standard error): ∫ (P − e^ε Q)₊ of two mixtures (means (M, n), log chances).
 
-    It is accurate to 2% of itself or of a ``stated`` δ that it is compared with, whichever is more.
+    The error is at most ``accuracy`` times δ, or a ``stated`` δ that it is compared with where
+    that is larger.
     """
     means, log_chances = first
     points = _important_points(first, second, epsilon)
@@ -197,17 +198,32 @@ def delta(first, second, epsilon, rng, stated=0.0):
     while drawn < MOST:
         chosen = rng.choice(len(shares), SAMPLES, p=shares / shares.sum())
         sample = proposal[0][chosen] + rng.standard_normal((SAMPLES, means.shape[1]))
-        numerator, _ = _log_density(sample, first)
-        denominator, _ = _log_density(sample, second)
+        numerator, _ = log_density(sample, first)
+        denominator, _ = log_density(sample, second)
         exceeds = -np.expm1(np.minimum(epsilon + denominator - numerator, 0.0))
-        values = exceeds * np.exp(numerator - _log_density(sample, proposal)[0])
+        values = exceeds * np.exp(numerator - log_density(sample, proposal)[0])
         sums += values.sum(), (values**2).sum()
         drawn += SAMPLES
         mean = sums[0] / drawn
         error = math.sqrt(max(sums[1] / drawn - mean**2, 0.0) / drawn)
-        if drawn >= LEAST and error <= ACCURACY * max(mean, stated):
+        if drawn >= LEAST and error <= accuracy * max(mean, stated):
             break
     return float(mean), float(error)
+
+
+def mixture(modes, sigma, epsilon, chances=None, accuracy=0.005):
+    """{direction: (δ, standard error)} of a mixture of ``modes`` (M, n) beside their absence.
+
+    ``chances`` of the modes are alike where they are None.
+    """
+    modes = np.asarray(modes, float) / sigma
+    chances = np.full(len(modes), 1 / len(modes)) if chances is None else chances
+    pair = (modes, np.log(chances)), (np.zeros_like(modes[:1]), np.zeros(1))
+    rng = np.random.default_rng(0)
+    return {
+        direction: delta(*worlds, epsilon, rng, accuracy=accuracy)
+        for direction, worlds in (("remove", pair), ("add", pair[::-1]))
+    }
 
 
 def attacks(mechanism, rng):
@@ -306,12 +322,16 @@ def cell(seed, number):
     """What a random account says and the truth about it; None where patterns are too many."""
     rng = np.random.default_rng((seed, number))
     mechanism, sigma, target = drawn(rng)
+    if max(map(len, laws(mechanism.sampling, mechanism.group_size))) > MOST_PATTERNS:
+        return None
+    return {"cell": number} | compared(mechanism, sigma, target, rng, seed=number)
+
+
+def compared(mechanism, sigma, target, rng, **effort):
+    """What an account of ε says and the truth about it."""
     scheme = mechanism.sampling
     matrix = np.asarray(mechanism.strategy.materialize(scheme.iterations))
-    if max(map(len, laws(scheme, mechanism.group_size))) > MOST_PATTERNS:
-        return None
     report = {
-        "cell": number,
         "scheme": scheme.describe(),
         "negative entries": bool((matrix < 0).any()),
         "group size": mechanism.group_size,
@@ -321,7 +341,7 @@ def cell(seed, number):
     }
     begun = time.process_time()
     try:
-        answer = account(mechanism, noise_multiplier=sigma, delta=target, seed=number)
+        answer = account(mechanism, noise_multiplier=sigma, delta=target, **effort)
     except (FailureError, UsageError) as refusal:
         return report | {"refused": str(refusal)}
     report |= {
