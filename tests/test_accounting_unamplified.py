@@ -2,6 +2,7 @@
 
 import itertools
 
+import bench_truth
 import numpy as np
 import pytest
 
@@ -11,20 +12,11 @@ from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins, CyclicPoisson, FixedOrder, MinSeparation, Poisson
 
 
-def patterns(n, separation, limit):
-    for size in range(1, limit + 1):
-        for chosen in itertools.combinations(range(n), size):
-            if all(b - a >= separation for a, b in itertools.pairwise(chosen)):
-                yield list(chosen)
-
-
-def brute_force(matrix, separation, limit):
+def brute_force(matrix, scheme):
     """Largest |C x| over patterns, with scalar contributions of the best signs."""
-    best = 0.0
-    for chosen in patterns(matrix.shape[0], separation, limit):
-        for signs in itertools.product((-1, 1), repeat=len(chosen)):
-            best = max(best, float(np.linalg.norm(matrix[:, chosen] @ np.array(signs))))
-    return best
+    signs = np.array([*itertools.product((-1, 1), repeat=len(matrix))])
+    patterns = [steps for law in bench_truth.laws(scheme, 1) for steps in law]
+    return max(np.linalg.norm(signs * steps @ matrix.T, axis=1).max() for steps in patterns)
 
 
 def random_dense(n, rng, negative=False):
@@ -70,24 +62,15 @@ def test_independent_noise_takes_no_array_of_all_iterations(scheme, norm, monkey
         assert guarantee.noise_multiplier == pytest.approx(norm * plain.noise_multiplier, rel=1e-9)
 
 
-def test_fixed_order_with_negative_entries_is_a_bound_not_a_claim():
-    rng = np.random.default_rng(2)
-    matrix = random_dense(9, rng, negative=True)
-    sensitivity = unamplified.sensitivity(strategies.Dense(matrix), FixedOrder(3, 3))
-    assert not sensitivity.exact
-    aligned = max(np.linalg.norm(matrix[:, i::3].sum(axis=1)) for i in range(3))
-    signed = max(
-        np.linalg.norm(matrix[:, i::3] @ np.array(signs))
-        for i in range(3)
-        for signs in itertools.product((-1, 1), repeat=3)
-    )
-    assert aligned < signed <= sensitivity.value
-
-
-@pytest.mark.parametrize(("separation", "limit"), [(1, 2), (3, 2), (3, 9), (4, 3), (10, 2)])
-def test_min_separation_covers_every_pattern(separation, limit):
-    rng = np.random.default_rng(separation * 10 + limit)
-    n = 10
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        *(MinSeparation(10, *each) for each in ((1, 2), (3, 2), (3, 9), (4, 3), (10, 2))),
+        FixedOrder(2, 5),
+    ],
+)
+def test_sensitivity_covers_every_pattern_also_of_negative_entries(scheme):
+    rng, n = np.random.default_rng(1), 10
     cases = {
         "dense": strategies.Dense(random_dense(n, rng)),
         "negative": strategies.Dense(random_dense(n, rng, negative=True)),
@@ -95,24 +78,19 @@ def test_min_separation_covers_every_pattern(separation, limit):
         "sqrt": strategies.SquareRoot(),
         "increasing": strategies.Toeplitz(np.linspace(0.2, 1, n)),
     }
-    scheme = MinSeparation(n, separation, limit)
     for name, strategy in cases.items():
         dense = strategy.materialize(n)
-        truth = brute_force(dense, separation, min(limit, scheme.participations))
+        truth = brute_force(dense, scheme)
         sensitivity = unamplified.sensitivity(strategy, scheme)
         assert sensitivity.value >= truth * (1 - 1e-12), name
         if sensitivity.exact:
             assert sensitivity.value == pytest.approx(truth, rel=1e-9), name
-        disjoint = separation >= n or (name == "banded" and separation >= 3)
-        assert sensitivity.exact == (name == "sqrt" or disjoint), name
-
-
-def test_a_pattern_left_out_is_seen():
-    """Control: with one participation fewer the value is below the truth."""
-    strategy, scheme = strategies.SquareRoot(), MinSeparation(10, 3, 3)
-    truth = brute_force(strategy.materialize(10), 3, 3)
-    fewer = unamplified.sensitivity(strategy, MinSeparation(10, 3, 2)).value
-    assert fewer < truth == pytest.approx(unamplified.sensitivity(strategy, scheme).value)
+        if scheme.kind == "fixed-order":
+            assert sensitivity.exact == (name != "negative"), name
+        else:
+            disjoint = scheme.separation >= n or (name == "banded" and scheme.separation >= 3)
+            assert sensitivity.exact == (name == "sqrt" or disjoint), name
+        assert 0.7 * truth < unamplified.attained(strategy, scheme) <= truth * (1 + 1e-12), name
 
 
 class BandedInverse(strategies.ToeplitzStrategy):

@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-import itertools
 
+import bench_truth
 import dp_accounting
 import numpy as np
 import pytest
@@ -48,23 +48,11 @@ def cached_factorization(sampling, kind, options):
     return mfopt.factorize(**SIZE, sampling=sampling, strategy=kind, **dict(options))
 
 
-def patterns(scheme):
-    """All sets of iterations in which one unit may take part, the largest ones."""
-    if isinstance(scheme, FixedOrder):
-        return [range(i, N, scheme.bins) for i in range(scheme.bins)]
-    assert isinstance(scheme, MinSeparation)
-    return [
-        chosen
-        for count in range(1, scheme.max_participations + 1)
-        for chosen in itertools.combinations(range(N), count)
-        if all(b - a >= scheme.separation for a, b in itertools.pairwise(chosen))
-    ]
-
-
 def sensitivity(matrix, scheme):
     """Largest |C x| over patterns and signs of contributions, of vectors of norm 1."""
-    products = matrix.T @ matrix
-    return max(np.abs(products[np.ix_(chosen, chosen)]).sum() for chosen in patterns(scheme)) ** 0.5
+    products = np.abs(matrix.T @ matrix)
+    patterns = np.array([steps for law in bench_truth.laws(scheme, 1) for steps in law])
+    return float(np.einsum("kn,nm,km->k", patterns, products, patterns).max()) ** 0.5
 
 
 def poisson_epsilon(sigma, probability, rounds):

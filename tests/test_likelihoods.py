@@ -1,19 +1,18 @@
 """One grid over all sampled schemes: likelihood, draws, ceilings, proposals, against all patterns.
 
-A cell is a scheme with a small C. Its patterns are written out with their chances from the scheme's
-definition; nothing of the package's recursions is used for that.
+A cell is a scheme with a small C. Its patterns, with their chances, and its δ are those of the
+benchmark of accounts against the truth, which uses nothing of the package's recursions.
 """
 
 import dataclasses
 import functools
-import itertools
 import math
 from typing import Any
 
+import bench_truth
 import jax
 import jax.numpy as jnp
 import numpy as np
-import plain_monte_carlo as plain
 import pytest
 from scipy.special import logsumexp
 
@@ -43,45 +42,6 @@ def modes_of(matrix, scheme):
     kept = getattr(scheme, "rethrow", scheme.epochs)
     parts = matrix.reshape(len(matrix), -1, kept, scheme.bins)
     return parts.sum(axis=2).reshape(len(matrix), -1)
-
-
-def separated_steps(n, separation, start=0):
-    """All sets of steps at least so far apart."""
-    if start >= n:
-        yield ()
-        return
-    yield from separated_steps(n, separation, start + 1)
-    for later in separated_steps(n, separation, start + separation):
-        yield (start, *later)
-
-
-def separated_chance(steps, scheme, stationary=True):
-    """Probability of the steps of a unit, one after another; else with all available at first."""
-    n, size, p = scheme.iterations, scheme.separation, scheme.probability
-
-    def tail(step, remaining):
-        if step >= n:
-            return 1.0
-        if remaining and remaining[0] == step:
-            return p * tail(step + size, remaining[1:])
-        return (1 - p) * tail(step + 1, remaining)
-
-    if not stationary:
-        return tail(0, steps)
-    begun = [rest for rest in range(1, size) if not steps or steps[0] >= rest]
-    return (tail(0, steps) + p * sum(tail(rest, steps) for rest in begun)) / (1 + (size - 1) * p)
-
-
-def grouped_steps(scheme):
-    """(participations of a unit in a random one of the groups, their chances)."""
-    n, groups, patterns, chances = scheme.iterations, scheme.separation, [], []
-    for group in range(groups):
-        steps = np.arange(group, n, groups)
-        for taken in itertools.product((0, 1), repeat=len(steps)):
-            patterns.append(np.bincount(steps, weights=taken, minlength=n))
-            odds = [groups / scheme.bins if t else 1 - groups / scheme.bins for t in taken]
-            chances.append(math.prod(odds) / groups)
-    return np.array(patterns), np.array(chances)
 
 
 @dataclasses.dataclass(eq=False)
@@ -123,18 +83,12 @@ class Cell:
     @functools.cached_property
     def patterns(self):
         """(how often each pattern picks each entry, their chances)."""
-        count = self.entries.shape[1]
-        if self.scheme.kind == "random-partition":
-            return grouped_steps(self.scheme)
-        if self.scheme.kind == "b-min-sep":
-            steps = list(separated_steps(count, self.scheme.separation))
-            picks = np.array([np.bincount(s, minlength=count) for s in map(np.intp, steps)])
-            return picks, np.array([separated_chance(s, self.scheme) for s in steps])
-        bins, rounds = self.scheme.bins, count // self.scheme.bins
-        falls = np.array(list(itertools.product(range(bins), repeat=rounds * self.units)))
-        places = falls.reshape(-1, rounds, self.units) + bins * np.arange(rounds)[:, None]
-        picks = np.eye(count)[places.reshape(len(falls), -1)].sum(axis=1)
-        return picks, np.full(len(falls), 1 / len(falls))
+        (total,) = bench_truth.laws(self.scheme, self.units)
+        steps = np.array([*total])
+        if not hasattr(self.scheme, "separation"):  # a bin that is kept is one entry
+            kept = getattr(self.scheme, "rethrow", self.scheme.epochs)
+            steps = steps.reshape(len(steps), -1, kept, self.scheme.bins)[:, :, 0]
+        return steps.reshape(len(steps), -1), np.array([*total.values()])
 
     @functools.cached_property
     def modes(self):
@@ -143,9 +97,8 @@ class Cell:
 
     @functools.cached_property
     def truth(self):
-        """{direction: (H, its standard error)} by plain sampling."""
-        chances = self.patterns[1]
-        return plain.mixture(self.modes, self.sigma, EPSILON, chances=chances, samples=2**18)
+        """{direction: (δ, its standard error)}."""
+        return bench_truth.mixture(self.modes, self.sigma, EPSILON, self.patterns[1])
 
 
 CELLS = {
@@ -274,7 +227,7 @@ def test_what_is_odd_across_a_shift_adds_up_to_nothing_over_its_points():
 @pytest.mark.ci
 @cells("fresh bins, as many bands")
 @pytest.mark.parametrize("direction", ["remove", "add"])
-def test_every_proposal_has_the_mean_of_plain_sampling(cell, direction):
+def test_every_proposal_has_the_mean_of_the_truth(cell, direction):
     """Beside a shared component that is paid exactly; a chain without one too.
 
     Control: another σ.
