@@ -2,14 +2,12 @@
 
 import math
 
-import bin_counts
-import jax.numpy as jnp
+import bench_truth
 import numpy as np
 import pytest
 from scipy import special
 from selection import before_release
 
-from mfopt._runtime._float64 import float64
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.monte_carlo import balls_in_bins, chunked, count_mixture, group
@@ -24,16 +22,10 @@ KEY = chunked.seed_key(5)
 PAIR = CountPair(8, 3, 4.0)
 
 
-@float64
-def test_the_loss_is_the_coefficient_of_the_polynomial():
-    a = 0.8 * np.random.default_rng(1).standard_normal((20, 8))
-    base = jnp.asarray(count_mixture._base(PAIR, 2.5)[0])
-    state = jnp.eye(4)[:, :1] * jnp.ones(20), jnp.zeros(20)
-    for i in range(8):
-        state = count_mixture._times(state, jnp.asarray(a[:, i]), base)[0]
-    mine = jnp.log(state[0][-1]) + state[1] + count_mixture._log_constant(PAIR)
-    oracle = bin_counts.log_ratio(a, 4.0 / 2.5**2, 3)
-    np.testing.assert_allclose(mine, oracle, rtol=1e-12, atol=1e-12)
+def exact(pair):
+    """Modes of all ways that the group may fall, and their chances."""
+    (law,) = bench_truth.laws(BallsInBins(pair.bins, 1), pair.group_size)
+    return math.sqrt(pair.squared_norm) * np.array([*law]), np.array([*law.values()])
 
 
 def test_the_chance_of_a_total_lies_below_its_bound():
@@ -45,7 +37,8 @@ def test_the_chance_of_a_total_lies_below_its_bound():
         z = 0.5 * root + 0.4 + scale * rng.standard_normal((50, PAIR.bins))
         level, spread = count_mixture._one_bin(base, root, z.ravel())
         level, spread = (part.reshape(z.shape).sum(axis=1) for part in (level, spread))
-        ratio = bin_counts.log_ratio(root * z, root**2, 3)
+        modes, chances = exact(PAIR)
+        ratio, _ = bench_truth.log_density(z, (modes / 1.3, np.log(chances)))
         log_q = ratio - count_mixture._log_constant(PAIR) - level
         bound = np.log(special.i0e(spread))
         assert np.all(log_q <= bound + 1e-12)
@@ -55,14 +48,13 @@ def test_the_chance_of_a_total_lies_below_its_bound():
 def test_draws_within_a_cell_follow_its_law(monkeypatch):
     monkeypatch.setattr(count_mixture, "CELLS", 4)  # so wide that where one draws in them counts
     point = Point(1.5, 2.0)  # of no other test: tables are kept
-    exact = bin_counts.estimate(8, 3, 4.0 / 1.5**2, 2.0, direction="remove", seed=3)
+    modes, chances = exact(PAIR)
+    truth, uncertainty = bench_truth.mixture(modes, 1.5, 2.0, chances)["remove"]
     tilt = count_mixture.tilt(PAIR, "remove", 1.0, point)
     pilot = count_mixture.pilot(PAIR, tilt, point, 2**17, KEY)
-    error = math.hypot(
-        pilot.deviation / math.sqrt(pilot.samples), exact.standard_error / exact.value
-    )
+    error = math.hypot(pilot.deviation / math.sqrt(pilot.samples), uncertainty / truth)
     assert error < 0.01
-    assert abs(pilot.log_mean - math.log(exact.value)) < 4 * error
+    assert abs(pilot.log_mean - math.log(truth)) < 4 * error
 
 
 def test_counts_that_weigh_more_than_floats_hold_have_a_ceiling():
@@ -84,18 +76,6 @@ def test_fewer_samples_are_drawn_where_each_takes_long():
     assert hard.affordable(64) == 256  # and no fewer
 
 
-def plane(pair, sigma, epsilon):
-    """(H(P, Q), H(Q, P)) of two bins by sums over a fine grid of z."""
-    z, cell = np.linspace(-9, 9 + 3 * pair.group_size, 401, retstep=True)
-    abscissa, two = np.meshgrid(z, z, indexing="ij")
-    g, k = pair.squared_norm / sigma**2, pair.group_size
-    exponents = np.stack([abscissa.ravel(), two.ravel()], axis=1) * math.sqrt(g)
-    loss = bin_counts.log_ratio(exponents, g, k)
-    plain = np.exp(-0.5 * (abscissa**2 + two**2)).ravel() / (2 * math.pi) * cell**2
-    remove, add = (np.maximum(-np.expm1(epsilon - sign * loss), 0) for sign in (1, -1))
-    return float(plain @ (np.exp(loss) * remove)), float(plain @ add)
-
-
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("pair", "limit"),
@@ -108,18 +88,21 @@ def plane(pair, sigma, epsilon):
         0,
     ),
 )
-def test_two_bins_by_quadrature(pair, limit, monkeypatch):
+def test_two_bins_against_the_truth(pair, limit, monkeypatch):
     """Every part of the bound against a number: what is sampled, left out, and both directions."""
     sigma, epsilon = 1.5, 0.8
-    exact = dict(zip(("remove", "add"), plane(pair, sigma, epsilon), strict=True))
+    modes, chances = exact(pair)
+    truths = bench_truth.mixture(modes, sigma, epsilon, chances, accuracy=0.002)
     if limit is not None:
         monkeypatch.setattr(CountPair, "most", limit)
     aside = pair.left_out + 2 * pair.faint
-    for direction, truth in exact.items():
+    for direction, (truth, uncertainty) in truths.items():
         tilt = count_mixture.least(pair, direction, Point(sigma, epsilon))
         pilot = count_mixture.pilot(pair, tilt, Point(sigma, epsilon), 2**13, KEY)
-        mean, error = math.exp(pilot.log_mean), 4 * pilot.deviation / math.sqrt(pilot.samples)
-        assert truth <= math.exp(tilt.log_ceiling) + aside
+        spread = pilot.deviation / math.sqrt(pilot.samples)
+        mean, error = math.exp(pilot.log_mean), 4 * math.hypot(spread, uncertainty / truth)
+        least = truth - 4 * uncertainty
+        assert least <= math.exp(tilt.log_ceiling) + aside
         bet, _ = pilot.expected(2**13, 1e-4)
         bound = count_mixture.bound(
             pair, tilt, Point(sigma, epsilon), bet, Trial(2**13, 1e-4, chunked.seed_key(9))
@@ -128,7 +111,7 @@ def test_two_bins_by_quadrature(pair, limit, monkeypatch):
             assert mean * (1 - error) <= truth <= mean * (1 + error) + aside
         elif limit is None:
             assert abs(mean / truth - 1) < error
-        assert truth <= bound.value
+        assert least <= bound.value
 
 
 def test_groups_whose_pilots_take_long_are_bounded_without_samples(monkeypatch):
@@ -149,28 +132,6 @@ def test_overlaps_that_do_not_fit_are_refused_before_they_are_made():
     ):
         with pytest.raises(UsageError, match="bins"):
             question(mechanism)
-
-
-@pytest.mark.release
-def test_groups_of_independent_noise_are_near_the_exact_mixture():
-    """σ for (ε, δ): above the exact mixture's, and near it, where the profile's bound is not."""
-    guarantee = account(
-        Mechanism(BallsInBins(8, 4), group_size=3),
-        epsilon=2.0,
-        delta=1e-3,
-        seed=9,
-        samples=2**14,
-    )
-    sigma = guarantee.noise_multiplier
-    below, estimate = (
-        bin_counts.estimate(8, 3, 4.0 / s**2, 2.0, samples=2**20, seed=1)
-        for s in (0.9 * sigma, sigma)
-    )
-    assert (
-        estimate.value - 4 * estimate.standard_error < 1e-3 < below.value + 4 * below.standard_error
-    )
-    # all three are asked; which is the least differs from case to case
-    assert guarantee.group_size == 3 and len(guarantee.details["least_of"]) == 3
 
 
 @pytest.mark.release

@@ -2,8 +2,8 @@
 
 import math
 
+import bench_truth
 import numpy as np
-import plain_monte_carlo
 import pytest
 from scipy.stats import binom, norm
 from test_likelihoods import CELLS
@@ -75,12 +75,12 @@ def test_the_tail_of_values_that_are_not_log_concave_is_not_bounded():
 
 @pytest.mark.parametrize("scheme", ["fresh bins", "separated"])
 def test_the_bound_is_that_of_the_whole_and_counts_what_the_ceiling_cuts_off(scheme):
-    """Beside a shared component and alone; against plain sampling of P and Q."""
+    """Beside a shared component and alone; against δ of the whole mixture."""
     if scheme == "separated":
         cell = CELLS[scheme]
         loss, point, (mean, error) = cell.loss, Point(cell.sigma, 0.7), cell.truth["add"]
     else:
-        mean, error = plain_monte_carlo.mixture(CASES[0][1].T, SIGMA, EPSILON)["add"]
+        mean, error = bench_truth.mixture(CASES[0][1].T, SIGMA, EPSILON)["add"]
         loss, point = FreshBinsLoss(CASES[0][0]), Point(SIGMA, EPSILON)
     trial = Trial(2**14, BETA, chunked.seed_key(1))
     pilot = loss.choose("add", point, trial)
