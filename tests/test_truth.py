@@ -11,7 +11,7 @@ from scipy import integrate
 from scipy.stats import norm
 
 from mfopt.accounting import Mechanism
-from mfopt.sampling import BallsInBins, BMinSep, FixedOrder, FreshBins
+from mfopt.sampling import BallsInBins, BMinSep, FixedBatch, FixedOrder, FreshBins
 from mfopt.strategies import (
     BandedSquareRoot,
     BandedToeplitz,
@@ -99,6 +99,13 @@ def test_an_account_is_right_and_near_the_truth(mechanism, sigma, target, status
     assert report["wrong"] == [] and report["status"] == status
     assert report["refuted if 5% smaller"] or report["negative entries"]
     assert report["lower end"] > 0.98 * report["epsilon"]
+
+
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace"])
+def test_a_group_in_fixed_batches_has_a_right_bracket(adjacency):
+    mechanism = Mechanism(FixedBatch(2, 8, 3), group_size=3, adjacency=adjacency)
+    report = bench_truth.compared(mechanism, 3.6, 1e-3, np.random.default_rng(0))
+    assert report["wrong"] == [] and report["lower end"] > 0.75 * report["epsilon"]
 
 
 CELLS = [8, 11]  # balls-in-bins, and min-separation
