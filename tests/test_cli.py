@@ -172,6 +172,7 @@ BAD = {
     "--strategy blt --bands 3": "--bands 3: has no effect with blt",
     "--strategy identity --bands 3": "--bands 3: has no effect",
     "--strategy toeplitz --buffers 3": "--buffers 3: has no effect with toep",
+    "--strategy banded --bands 99": "--bands 99: is more than the run has iterations (8)",
     "--sampling fresh-bins --strategy banded-toeplitz --bands 99": "--bands 99: must be at most 4",
     "--sampling poisson": "--strategy sqrt: plain Poisson sampling is accounted for C = I only",
     "--momentum 0.9": "--momentum has no effect without --workload momentum",
@@ -182,7 +183,7 @@ BAD = {
     "--unit ' '": "unit",
     "--workload momentum --cooldown 1:2": "cooldown",
     "--workload momentum --cooldown 5:2:0.1": "5:2:0.1: its stop 2 must be at least 6",
-    "--strategy blt --init none.npz": "--init none.npz: is not a file",
+    "--strategy blt --init none.npz": "--init none.npz: does not exist",
     "--out none/one.npz": "does not exist",
 }
 
@@ -224,7 +225,7 @@ def test_corrupt_and_missing_files(command, optimized_file, tmp_path):
         assert code == 1 and output == "" and "cannot load" in err
         assert len(err.splitlines()) == 1 and one_line(err)
     code, output, err = run(*command, tmp_path / "none.npz")
-    assert code == 2 and "is not a file" in err and len(err.splitlines()) == 1
+    assert code == 2 and "does not exist" in err and len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -232,7 +233,7 @@ def test_corrupt_and_missing_files(command, optimized_file, tmp_path):
 )
 def test_an_audit_names_what_was_typed(words, phrase):
     code, _, err = run("audit", *words)
-    assert code == 2 and f"{phrase} none: is not a file" in err
+    assert code == 2 and f"{phrase} none: does not exist" in err
 
 
 def test_a_file_that_is_something_else_is_called_so(tmp_path):
@@ -240,7 +241,7 @@ def test_a_file_that_is_something_else_is_called_so(tmp_path):
     other.write_text("hello")
     code, _, err = run("show", other)
     assert code == 1 and "not a factorization file of mfopt" in err and "mfopt optimize" in err
-    for path, why in ((tmp_path / "none", "is not a file"), (other, "cannot be read (it is not")):
+    for path, why in ((tmp_path / "none", "does not exist"), (other, "cannot be read (it is not")):
         code, _, err = run("verify", path)
         assert code == 2 and f"{path}: {why}" in err
 
@@ -347,7 +348,7 @@ def test_help_and_bad_usage_wait_for_nothing_large():
     assert "--out name: must end in .npz" in done.stderr
     for name in COMMANDS:
         assert f"\n  {name} " in done.stdout
-    assert "FILE no-such-file.npz: is not a file" in done.stderr
+    assert "FILE no-such-file.npz: does not exist" in done.stderr
     assert "'no' is none of blt" in done.stderr and "--eps -2.0: must be" in done.stderr
 
 

@@ -129,7 +129,9 @@ def test_private_text_given_as_public_is_refused(tmp_path, tokenizer):
     rows = [{"user": f"u{i}", "text": f"{i} of the {i * i} many words " * 9} for i in range(9)]
     (tmp_path / "rows.jsonl").write_text(json_lines(rows))
     source = JsonLines([tmp_path / "rows.jsonl"], "user", "text")
-    with pytest.raises(UsageError, match=r"9 copies.: of private records among 9"):
+    with pytest.raises(
+        UsageError, match=r"9 copies of private records.: hold 100.0% of the tokens of 9"
+    ):
         build(source, tmp_path / "out", tokenizer=tokenizer, public=source)
     options = Options(public_overlap=1.0)
     report = build(source, tmp_path / "out", tokenizer=tokenizer, public=source, options=options)
@@ -231,6 +233,7 @@ def test_command_line_from_files_to_stores(tmp_path):
 def test_command_line_refusals(tmp_path, monkeypatch, tokenizer, arguments, words):
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "rows.jsonl", 60)
+    write_rows(tmp_path / "rows.txt", 0)
     tokenizer.save(tmp_path / "tokenizer.json")
     code, _, error = run("data", "build", "out", "--quiet", *arguments)
     assert code == (1 if "who" in arguments else 2) and words in error

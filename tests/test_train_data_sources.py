@@ -73,7 +73,7 @@ def test_tables_give_the_rows_that_were_written(tmp_path, kind, write, suffix):
     description = source.describe()
     write(files[0], [*ROWS, ("new", "row")])
     assert kind(files, "who", "what").describe() != description
-    with pytest.raises(UsageError, match="is not a file"):
+    with pytest.raises(UsageError, match="does not exist"):
         kind([tmp_path / "nowhere"], "who", "what")
 
 

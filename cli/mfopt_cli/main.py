@@ -29,7 +29,7 @@ COMMANDS: dict[str, str] = {
     "cache": "Folders that mfopt keeps on this machine, and clearing them.",
     "compare": "σ, RMSE and memory of every mechanism side by side.",
     "account": "(ε, δ) from σ, or σ from (ε, δ), for every mechanism with an accountant.",
-    "data": "User data: build token stores from text, and describe them.",
+    "data": "User data: build token stores from text.",
     "train": "Fine-tune a language model with user-level differential privacy.",
     "verify": "Recompute the numbers of a run's privacy report.",
     "audit": "Attack the training loop with canaries: a lower bound on ε.",
@@ -146,7 +146,8 @@ def _run(arguments: list[str] | None) -> object:
     except OSError as error:
         if isinstance(error, BrokenPipeError) or _is_of_output(error):
             raise
-        _end(str(error), 1, arguments)
+        named = error.filename and error.strerror
+        _end(f"{error.filename}: {error.strerror}" if named else str(error), 1, arguments)
     except MemoryError as error:
         _end(f"out of memory{f': {error}' if str(error) else ''}", 1, arguments)
     except ModuleNotFoundError as error:

@@ -116,7 +116,8 @@ def file(name: str, value: object) -> Path:
     """``value`` as a path where there is a file."""
     checked = path(name, value)
     if not checked.is_file():
-        raise reject(name, str(checked), "is not a file")
+        rule = "is not a file" if checked.exists() else "does not exist"
+        raise reject(name, str(checked), rule)
     return checked
 
 

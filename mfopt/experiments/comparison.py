@@ -85,7 +85,7 @@ def row_of_file(setting: Comparison, path: str) -> Row:
       UsageError: its shape, ε, δ, group size, adjacency or workload is not what is compared.
       FailureError: the file cannot be read, or its guarantee is false.
     """
-    factorization = load(path)
+    factorization = load(_check.file("include", path))
     scheme, stated = factorization.sampling, factorization.guarantee
     share = scheme.expected_share
     shape = f"{scheme.length * share:.9g} × {1 / share:.9g}"

@@ -176,10 +176,10 @@ def require(scheme: BinScheme, work: Load) -> None:
     """
     buffers, samples = work.buffers, work.samples
     size = Size(scheme.iterations, scheme.bins, work.bands, buffers)
-    if buffers > scheme.iterations and _has_buffers(work.kind, size):
-        rule = f"is more than the run has iterations ({scheme.iterations})"
-        way_out = f"Use at most {scheme.iterations}."
-        raise _check.reject("buffers", buffers, rule, way_out)
+    for name, count in (("bands", work.bands), ("buffers", buffers)):
+        if count > scheme.iterations and (name == "bands" or _has_buffers(work.kind, size)):
+            rule = f"is more than the run has iterations ({scheme.iterations})"
+            raise _check.reject(name, count, rule, f"Use at most {scheme.iterations}.")
 
     def need(bins: int, samples: int = samples) -> float:
         bands = min(work.bands, bins * scheme.epochs)

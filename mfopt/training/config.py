@@ -300,7 +300,8 @@ class TrainConfig:
                 bool(self.epsilon) != bool(self.delta),
                 "delta" if self.epsilon else "epsilon",
                 "must be above 0: a target has both",
-                "",
+                "Give `epsilon` and `delta`; with a file or the settings of a run neither, unless "
+                "it is to be solved anew.",
             ),
             (
                 self.strategy != "identity" and not self.optimizes,

@@ -404,7 +404,7 @@ def cells(options):
     }
     wrong = [cell for cell in answered if cell["wrong"]]
     summary = {"refused": len(reports) - len(answered), "by scheme": by_scheme, "wrong": wrong}
-    return summary | report, 1 if wrong else 0
+    return report | summary, 1 if wrong else 0
 
 
 if __name__ == "__main__":

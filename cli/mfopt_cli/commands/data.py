@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -131,6 +132,9 @@ command.add_command(build)
 def _source(paths: tuple[str, ...], arguments: SimpleNamespace, name: str = "data") -> Any:
     from mfopt.training.data import sources
 
+    for path in paths:
+        if not os.path.exists(path):
+            raise _check.reject(name, path, "does not exist")
     formats: list[Any] = [sources.JsonLines, sources.Csv, sources.Parquet]
     candidates: set[Any] = {source for source in formats if source.format == arguments.kind}
     if not candidates:
@@ -138,7 +142,7 @@ def _source(paths: tuple[str, ...], arguments: SimpleNamespace, name: str = "dat
     if len(candidates) != 1 or None in candidates:
         rule = "has no suffix that determines one format"
         way_out = "Give --format; of a folder of texts make a file of JSON Lines first."
-        raise _check.reject(name, list(paths), rule, way_out)
+        raise _check.reject(name, ", ".join(paths), rule, way_out)
     (source,) = candidates
     return source(paths, arguments.user_column, arguments.text_column)
 

@@ -77,11 +77,11 @@ def refuse_copies(
     share = int(lengths[copied].sum()) / total if total else 0.0
     overlap = Overlap(int(examined.sum()), int(copied.sum()), share)
     if not share <= largest_share:
-        rule = f"of private records among {overlap.records} hold {share:.1%} of the public tokens "
-        rule += f"(at most {largest_share:.1%} may)"
+        rule = f"hold {share:.1%} of the tokens of {overlap.records} public records (at most "
+        rule += f"{largest_share:.1%} may)"
         way_out = "What is learned from public text is released without noise: leave the private "
         way_out += "records out of it, or, where they are alike by nature, raise `public_overlap`."
-        raise _check.reject("public", f"{overlap.copies} copies", rule, way_out)
+        raise _check.reject("public", f"{overlap.copies} copies of private records", rule, way_out)
     return overlap
 
 

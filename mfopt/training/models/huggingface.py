@@ -101,7 +101,9 @@ def _adapted(config: DecoderConfig, lora: LoRAConfig | None) -> dict[str, LoRACo
     for layer in lora.layers:
         present = [x for x in (layer, *TASKS.get(layer, ())) if x in config.matrices]
         if not present:
-            raise _check.reject("layers", layer, f"must be some of {tuple(config.matrices)}")
+            raise _check.reject(
+                "lora_layers", layer, f"must be some of {', '.join(config.matrices)}"
+            )
         adapted |= dict.fromkeys(present, lora)
     return adapted
 
