@@ -14,7 +14,8 @@ one privacy unit whose per-iteration contribution is clipped to norm 1; σ for C
 
 Steps go in blocks of S, of which a pattern has at most one each: f of a block is a running sum of
 what it takes from the next block, so a sample costs n operations and n/S steps one after another.
-All terms are positive, each block is divided by its largest, and nothing cancels.
+All terms are positive and nothing cancels. Each block is divided by its first f, of which no other
+is more than 1/(1−p)^S times as large.
 """
 
 from __future__ import annotations
@@ -56,17 +57,14 @@ class Separated(PatternLikelihood):
         half = power**2 * jnp.asarray(self.gram)[0] / 2
         return lambda exponents: self.passed(power * exponents - half)[1]
 
-    @property
-    def uniforms(self) -> int:
-        """Uniform numbers that :meth:`chosen` takes for a pattern."""
-        return self.blocks + 1
-
     def first(self, key: jax.Array, count: int) -> jax.Array:
         """Patterns by their law, by place in each block, S for none: shape (count, blocks)."""
-        summed = self.passed(jnp.zeros((1, self.dimension)))[0]
-        uniforms = jax.random.uniform(key, (count, self.uniforms))
-        shape = self.blocks, count, summed.shape[2]
-        return self.chosen(uniforms, jnp.broadcast_to(summed, shape))
+        return self.chosen(key, self.passed(jnp.zeros((count, self.dimension)))[0])
+
+    @property
+    def _begun(self) -> jax.Array:
+        """Weights of the first step at which a unit is available, (S,)."""
+        return jnp.where(jnp.arange(self.separation) == 0, 1.0, self.probability)
 
     def mean_square(self) -> jax.Array:
         """E_k |m_k|²: columns of one unit do not overlap."""
@@ -75,7 +73,7 @@ class Separated(PatternLikelihood):
     def largest_square(self) -> jax.Array:
         """max_k |m_k|², over all steps that are S apart: one pass over the blocks."""
         size = self.separation
-        squares = self._cut(jnp.asarray(self.gram)[:1], 0.0)[0]
+        squares = self._cut(jnp.asarray(self.gram)[:1])[0]
 
         def step(following: jax.Array, square: jax.Array) -> tuple[jax.Array, None]:
             reached = jnp.append(square + following, following[0])
@@ -85,24 +83,23 @@ class Separated(PatternLikelihood):
 
     def products(self, places: jax.Array) -> jax.Array:
         """<c_t, m_k> for patterns by place in each block, S for none: (samples, blocks) -> n."""
-        size, gram = self.separation, jnp.asarray(self.gram)
+        size, gram, q = self.separation, jnp.asarray(self.gram), jnp.arange(self.blocks)
         reach = gram.shape[0] - 1
-        begin = size * jnp.arange(self.blocks)[:, None, None]
+        begin = size * q[:, None, None]
         k, t = jnp.arange(size + 1)[:, None], jnp.arange(size)[None, :]
 
         def table(lag: jax.Array, offset: jax.Array) -> jax.Array:
+            # overlaps with columns past the end are 0 in ``gram``, and indices past it are clamped
             inside = (jnp.abs(lag) <= reach) & (k < size) & (offset >= 0)
-            entry = gram[jnp.clip(jnp.abs(lag), 0, reach), jnp.clip(offset, 0, self.dimension - 1)]
-            later = offset + jnp.abs(lag) < self.dimension
-            return jnp.where(inside & later, entry, 0.0)  # (blocks, k, t)
+            return jnp.where(inside, gram[jnp.abs(lag), offset], 0.0)  # (blocks, k, t)
 
-        q = jnp.arange(self.blocks)
         total = table(t - k, begin + jnp.minimum(t, k))[q, places]
         if reach:
-            # of a step with the participation in the block before, and with that in the next
-            past = table(size + t - k, begin - size + k)[q[1:], places[:, :-1]]
-            ahead = table(size + k - t, begin + t)[q[:-1], places[:, 1:]]
-            total = total.at[:, 1:].add(past).at[:, :-1].add(ahead)
+            # of an early step with the participation in the block before; a late one, in the next
+            early, late = t[:, :reach], t[:, size - reach :]
+            past = table(size + early - k, begin - size + k)[q[1:], places[:, :-1]]
+            ahead = table(size + k - late, begin + late)[q[:-1], places[:, 1:]]
+            total = total.at[:, 1:, :reach].add(past).at[:, :-1, size - reach :].add(ahead)
         return total.reshape(len(places), -1)[:, : self.dimension]
 
     def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: PyTree) -> Drawn:
@@ -112,13 +109,11 @@ class Separated(PatternLikelihood):
         def extend(l: jax.Array, previous: Drawn) -> Drawn:
             tilt = tilts[jnp.minimum(l, len(tilts) - 1)]
             weights, log_mean = self.passed(previous.products + tilt)
-            key = jax.random.fold_in(keys[1], l)
-            uniforms = jax.random.uniform(key, (len(noise), self.uniforms))
-            places = self.chosen(uniforms, weights)
+            places = self.chosen(jax.random.fold_in(keys[1], l), weights)
             products = self.products(places)
 
             def picked(x: jax.Array) -> jax.Array:  # its sum over the steps of a pattern
-                parts = jnp.pad(self._cut(x, 0.0), ((0, 0), (0, 0), (0, 1)))  # 0 for none
+                parts = jnp.pad(self._cut(x), ((0, 0), (0, 0), (0, 1)))  # 0 for none
                 chosen = jnp.take_along_axis(parts, places[:, :, None], axis=2)
                 return jnp.sum(chosen[:, :, 0], axis=1)
 
@@ -132,22 +127,22 @@ class Separated(PatternLikelihood):
         nothing = Drawn.nothing(noise)
         return jax.lax.fori_loop(0, order.astype(int) + 1, extend, nothing)
 
-    def _cut(self, x: jax.Array, fill: float) -> jax.Array:
-        """Rows in blocks, (samples, blocks, S)."""
+    def _cut(self, x: jax.Array) -> jax.Array:
+        """Rows in blocks, (samples, blocks, S), 0 past the end."""
         padding = self.blocks * self.separation - self.dimension
-        padded = jnp.pad(x, ((0, 0), (0, padding)), constant_values=fill)
+        padded = jnp.pad(x, ((0, 0), (0, padding)))
         return padded.reshape(len(x), self.blocks, self.separation)
 
-    def passed(self, exponents: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def passed(self, exponents: jax.Array) -> tuple[PyTree, jax.Array]:
         """Backward pass of log weights u (samples, n).
 
         Returns what :meth:`chosen` draws by, and log E_k e^Σu, (samples,). Here the first is
-        f_t (1−p)^t of each block, (blocks, samples, S + 1) up to a factor for a block and sample,
-        with the next block's first in the last place.
+        f_t (1−p)^t of each block, (blocks, samples, S), and the same of the next block's first,
+        (blocks, samples), both up to a factor for a block and sample.
         """
         size, p = self.separation, self.probability
         waits = (1 - p) ** jnp.arange(size + 1)
-        parts = jnp.moveaxis(self._cut(exponents, 0.0), 1, 0)  # past the end f = 1
+        parts = jnp.moveaxis(self._cut(exponents), 1, 0)  # past the end f = 1
         peak = jax.lax.stop_gradient(jnp.maximum(jnp.max(parts, axis=2), 0.0))
 
         def step(following: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> PyTree:
@@ -155,33 +150,32 @@ class Separated(PatternLikelihood):
             weighted = p * waits[:-1] * jnp.exp(u - peak[:, None]) * following
             ending = waits[-1] * jnp.exp(-peak) * following[:, 0]
             # XLA's running sums take ten times as long as this product of matrices
-            summed = jnp.concatenate([weighted, ending[:, None]], axis=1) @ later
-            block_weights = summed[:, :-1] / waits[:-1]
-            top = jax.lax.stop_gradient(jnp.max(block_weights, axis=1))
-            return block_weights / top[:, None], (summed, jnp.log(top) + peak)
+            summed = weighted @ later + ending[:, None]
+            first = jax.lax.stop_gradient(summed[:, 0])
+            return summed / (waits[:-1] * first[:, None]), ((summed, ending), jnp.log(first) + peak)
 
-        later = jnp.tril(jnp.ones((size + 1, size + 1)))  # of a place: its own and all after it
+        later = jnp.tril(jnp.ones((size, size)))  # of a place: its own and all after it
         start = jnp.ones((len(exponents), size))
         initial, (summed, logs) = jax.lax.scan(step, start, (parts, peak), reverse=True)
-        begun = jnp.where(jnp.arange(size) == 0, 1.0, p)
-        mean = jnp.log(initial @ begun) - math.log1p((size - 1) * p)
+        mean = jnp.log(initial @ self._begun) - math.log1p((size - 1) * p)
         return summed, jnp.sum(logs, axis=0) + mean
 
-    def chosen(self, uniforms: jax.Array, summed: jax.Array) -> jax.Array:
+    def chosen(self, key: jax.Array, by: PyTree) -> jax.Array:
         """Places of patterns drawn by the weights of :meth:`passed`, (samples, blocks)."""
         size, p = self.separation, self.probability
         waits = (1 - p) ** jnp.arange(size)
-        begun = jnp.cumsum(summed[0, :, :-1] / waits * jnp.where(jnp.arange(size) == 0, 1.0, p), 1)
+        uniforms = jax.random.uniform(key, (by[0].shape[1], self.blocks + 1))
+        begun = jnp.cumsum(by[0][0] / waits * self._begun, 1)
         begin = jnp.sum(begun <= uniforms[:, :1] * begun[:, -1:], axis=1)
 
         def step(free: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> PyTree:
-            sums, uniform = inputs
+            (sums, ending), uniform = inputs
             # of the units that are free from here on, those that take part later than a step
             threshold = uniform * jnp.take_along_axis(sums, free[:, None], axis=1)[:, 0]
-            waiting = jnp.sum(sums[:, 1:] > threshold[:, None], axis=1)
+            waiting = jnp.sum(sums[:, 1:] > threshold[:, None], axis=1) + (ending > threshold)
             # a unit is free again at the same place of the next block
             return jnp.where(waiting == size, 0, waiting), waiting
 
         free = jnp.minimum(begin, size - 1)
-        places = jax.lax.scan(step, free, (summed, uniforms[:, 1:].T))[1]
+        places = jax.lax.scan(step, free, (by, uniforms[:, 1:].T))[1]
         return places.T
