@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 NODES = {
     "mfopt": 10_885,
     "mfopt/_runtime": 8_010,
-    "mfopt/accounting": 108_850,
+    "mfopt/accounting": 108_814,
     "mfopt/calibration": 310,
     "mfopt/experiments": 16_590,
     "mfopt/factorization": 4_400,
@@ -41,7 +41,7 @@ WIDE_FUNCTIONS = 14  # with more than 6 parameters
 MAIN_JOB = {
     "files": 64,
     "functions": 490,
-    "lines": 3_076,  # that can run, of the functions that do
+    "lines": 3_078,  # that can run, of the functions that do
     "classes": 48,
     "two-way pairs": 18,  # of files that call each other
     "frames": 25,

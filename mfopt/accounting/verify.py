@@ -54,7 +54,8 @@ ROUNDS = TESTS
 SAMPLES = 2**18
 MOST_SAMPLES, MOST_WORK = 2**22, LossModel.most_work
 LEAST_DELTA = 1e-280
-_COSTLY = 0.0025  # as ``worth`` of a model, for more samples than SAMPLES: that, or twice its own
+# for more samples than SAMPLES: times ``worth`` of a model, and at least
+_COSTLIER, _COSTLY = 2.0, 0.0025
 _HELPS = 0.96  # twice the samples should bring the slack below this part of it
 _WORTH_DELTA = 0.02
 _MOST_MOVE = 0.01  # of log x: a pilot that says the estimate is further off is taken again
@@ -63,9 +64,11 @@ _ALLOWED = 1.3  # times what a round missed by, for the next one
 _FAR = 6.0  # standard errors beyond which a statement is not worth a test
 _LARGE = 50.0  # ε from which on overlaps may be beyond what likelihoods are known for
 _LOOSE = 0.05  # of x over its estimate, from which on ``slow_bounds`` are asked too
-_BELOW = 1e-6  # failure probability of a lower end, in one try
-_PART = 4  # of a test's samples, that a try of a lower end takes at most where they are many
-_SHARES = (0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)  # of a σ or ε, by which it is tried smaller
+_LOWER_END_BETA = 1e-6  # failure probability of a lower end, in one try
+_PART = 4  # of a test's samples, that a try of a lower end takes at most
+_LEAST_SHARE, _MOST_SHARE = 0.0025, 1 / 64  # of a σ or ε, by which it is tried smaller at first
+_LOOSER, _TRIES = 1.5, 11  # times the share that was too small, for the next try; at most
+_APART = 2.0  # times what log δ̂ was below log δ: so far away a bound from below may exceed δ
 _DOMAIN = 0x76657269  # keys of the engine: no other user of the same seed draws from them
 
 
@@ -279,21 +282,22 @@ class Engine:
     def smallest_below(self, name: Unknown, verified: Verified) -> float:
         """A σ or ε that is proved too small for δ, near one that was searched for; 0 for none.
 
-        Each try is on fresh samples and fails with probability :data:`_BELOW` at most. That is no
-        part of δ: no guarantee rests on it.
+        Each try is on fresh samples and fails with probability :data:`_LOWER_END_BETA` at most.
+        That is no part of δ: no guarantee rests on it.
         """
         if verified.estimate is None:
             return 0.0
-        statement = verified.noise_multiplier, verified.epsilon
-        place = ("noise_multiplier", "epsilon").index(name)
         enough = math.log(verified.delta)
+        # the test's bound was so far above δ̂; one from below is about as far below it
+        above = enough - math.log(verified.bounds.numbers.get("estimate") or verified.delta)
+        first = min(max(_APART * above / -verified.estimate.slope, _LEAST_SHARE), _MOST_SHARE)
+        samples = max(verified.samples, self.model.least_samples) // _PART
         with self._stage("bounding from below"):
-            for number, share in enumerate(_SHARES):
-                smaller = list(statement)
-                smaller[place] *= 1 - share
-                trial = self._below(number, verified.samples // _PART)
-                if self._log_below(smaller[0], smaller[1], trial, enough) > enough:
-                    return smaller[place]
+            for number in range(_TRIES):
+                x = (1 - first * _LOOSER**number) * getattr(verified, name)
+                smaller = dataclasses.replace(verified, **{name: x})
+                if self._log_lower_bound(smaller, number, samples, enough) > enough:
+                    return x
         return 0.0
 
     def delta_below(self, verified: Verified) -> float:
@@ -301,17 +305,14 @@ class Engine:
         if not verified.tests:
             return 0.0
         with self._stage("bounding from below"):
-            statement = verified.noise_multiplier, verified.epsilon
-            return math.exp(self._log_below(*statement, self._below(0)))
+            return math.exp(self._log_lower_bound(verified))
 
-    def _below(self, number: int, samples: int = 0) -> Trial:
-        return Trial(max(samples, self.model.least_samples), _BELOW, self._key(4, number))
-
-    def _log_below(
-        self, sigma: float, epsilon: float, trial: Trial, enough: float = -math.inf
+    def _log_lower_bound(
+        self, at: Verified, number: int = 0, samples: int = 0, enough: float = -math.inf
     ) -> float:
+        trial = Trial(samples or self.model.least_samples, _LOWER_END_BETA, self._key(4, number))
         try:
-            return self.model.log_below(sigma, epsilon, trial, enough)
+            return self.model.log_below(at.noise_multiplier, at.epsilon, trial, enough)
         except FailureError:  # σ is beyond numerical range
             return -math.inf
 
@@ -434,7 +435,7 @@ class Engine:
 
                 def judged(plan: Plan, n: int, slope: float = slope) -> tuple[float, ...]:
                     slack = (bound(plan, n) - plan.log_mean) / slope
-                    return slack, worthwhile, max(2 * worthwhile, _COSTLY)
+                    return slack, worthwhile, max(_COSTLIER * worthwhile, _COSTLY)
 
                 plan, samples = self._plan(*point_at(centre), beta, judged, (number, attempt))
                 height = bound(plan, samples)
