@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 NODES = {
     "mfopt": 10_885,
     "mfopt/_runtime": 8_010,
-    "mfopt/accounting": 108_814,
+    "mfopt/accounting": 108_855,
     "mfopt/calibration": 310,
     "mfopt/experiments": 16_590,
     "mfopt/factorization": 4_400,
@@ -30,7 +30,7 @@ NODES = {
     "mfopt/sampling": 7_815,
     "mfopt/strategies": 15_480,
     "mfopt/testing": 9_640,
-    "mfopt/torch": 18_100,
+    "mfopt/torch": 18_195,
     "mfopt/training": 60_000,
     "cli": 27_435,
     "tests": 292_470,
