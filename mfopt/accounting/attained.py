@@ -8,10 +8,11 @@ Rounds that do not overlap: one mixture of Gaussians a round, or a pair of them,
 
 since P(∪ A_k) >= Σ_k w_k Φ(μ_k − s_k) and Q(∪ A_k) <= Σ_k Φ(−s_k), s_k = t_k/(σ |m_k|). Any part
 of the patterns serves: with N equally likely patterns of a unit, the longest ones of all shares are
-tried. K units fall into one pattern together, K μ, which is one of N^K ways. Bins and separated
-steps: the statistic <X, u> along the mean mode u, whose shift has a law of one dimension
-(:mod:`.projection`). δ_G is that of a Gaussian release. C >= 0 is attained by contributions of one
-vector, so all of this is. Without sampling: the norm of C x in one explicit pattern.
+tried. K units fall in N^K ways, of √K μ at least as overlaps are not negative, or into one pattern
+together, K μ. Bins and separated steps: the statistic <X, u> along the mean mode u, whose shift has
+a law of one dimension (:mod:`.projection`). δ_G is that of a Gaussian release. C >= 0 is attained
+by contributions of one vector, so all of this is. Without sampling: the norm of C x in one explicit
+pattern.
 """
 
 from __future__ import annotations
@@ -104,15 +105,16 @@ class _Bins:
         self.law = projection.of_sum([*along * _GRAM])
 
     def attack(self, sigma: float, group_size: int, law: projection.ShiftLaw) -> _Best:
-        """Lower bounds by all attacks of the group at one σ."""
+        """Lower bounds by all attacks at one σ, by one unit of the group or by all."""
         rounds, bins = self.squares.shape
         k, log_n = group_size, rounds * math.log(bins)
         parts: list[LowerProfile] = [law.profile(sigma)]
         for count in {max(bins >> halvings, 1) for halvings in range(bins.bit_length())}:
             # overlaps of assignments, which are not negative, only lengthen a pattern
             mu = math.sqrt(float(np.sum(self.squares[:, count - 1]))) / sigma * _GRAM
-            log_chance = rounds * math.log(count / bins) + (1 - k) * log_n
-            parts.append(_Separate(k * mu, k * log_n, log_chance))
+            log_share = rounds * math.log(count / bins)
+            parts += [_Separate(math.sqrt(j) * mu, j * log_n, j * log_share) for j in {1, k}]
+            parts.append(_Separate(k * mu, k * log_n, log_share + (1 - k) * log_n))
         return _Best(tuple(parts))
 
 

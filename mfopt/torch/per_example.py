@@ -135,7 +135,8 @@ def norm_bounds(gradients: Sequence[GradientRows | Products]) -> torch.Tensor:
         pieces = _pieces(_MATRIX, height * width, *products[0][:2])
         dense = torch.cat([norms(Products(a, right, height).dense()) for a, right in pieces])
         return dense + _ROUNDING * lengths
-    squares = sum(a.overlaps(b) for a in products for b in products)
+    pairs = [(a, b) for i, a in enumerate(products) for b in products[i:]]
+    squares = sum(a.overlaps(b) * (1 if a is b else 2) for a, b in pairs)
     return (squares.clamp(min=0) + _ROUNDING * lengths.square()).sqrt() + _ROUNDING * lengths
 
 

@@ -420,13 +420,18 @@ class PrivateRun:
         self.forget = zero_grad
 
     def collect(self) -> None:
-        """Add the gradients of passes whose outputs have some by now."""
-        for outputs, add, units in self.passes:
-            if any(y.grad is not None for y in outputs):
-                self.take(units)
-                add()
-                self.refuse_constant(len(units))
+        """Add the gradients of the pass over a batch whose outputs have some by now."""
+        passes = [x for x in self.passes if any(y.grad is not None for y in x[0])]
         self.passes.clear()
+        # a loss of two passes could let the one decide what counts of the other
+        if len(passes) > 1:
+            rule = "an example would be in the sum once for each of them"
+            way_out = "Call module and backward() once for each batch, then step()."
+            raise _check.reject("backward", f"of {len(passes)} passes", rule, way_out)
+        for _, add, units in passes:
+            self.take(units)
+            add()
+            self.refuse_constant(len(units))
 
     def take(self, units: tuple[int, ...]) -> None:
         """Note that rows of these units are in the sum, also if adding them is broken off.

@@ -31,7 +31,7 @@ _TRUNCATED = 16.0
 _LAST_PLACES = 1e-14  # of δ near 1: what sums of masses do not resolve
 _FAINTEST = -690.0  # log of the smallest δ that floats resolve
 _PLANS = 6
-_NOTHING = 1e-8  # ε: of estimates below, 0 is tried
+_NOTHING = 1e-3  # ε: of estimates below, 0 is tried
 _DIRECTIONS: tuple[Direction, ...] = ("remove", "add")
 
 
