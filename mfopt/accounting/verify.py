@@ -65,9 +65,9 @@ _FAR = 6.0  # standard errors beyond which a statement is not worth a test
 _LARGE = 50.0  # ε from which on overlaps may be beyond what likelihoods are known for
 _LOOSE = 0.05  # of x over its estimate, from which on ``slow_bounds`` are asked too
 _LOWER_END_BETA = 1e-6  # failure probability of a lower end, in one try
-_PART = 4  # of a test's samples, that a try of a lower end takes at most
+_PART = 4  # of a test's samples, that a try of a lower end takes at most where they are many
 _LEAST_SHARE, _MOST_SHARE = 0.0025, 1 / 64  # of a σ or ε, by which it is tried smaller at first
-_LOOSER, _TRIES = 1.5, 11  # times the share that was too small, for the next try; at most
+_LOOSER, _TRIES = 1.5, 12  # times the share that was too small, for the next try; at most
 _APART = 2.0  # times what log δ̂ was below log δ: so far away a bound from below may exceed δ
 _DOMAIN = 0x76657269  # keys of the engine: no other user of the same seed draws from them
 
@@ -291,7 +291,7 @@ class Engine:
         # the test's bound was so far above δ̂; one from below is about as far below it
         above = enough - math.log(verified.bounds.numbers.get("estimate") or verified.delta)
         first = min(max(_APART * above / -verified.estimate.slope, _LEAST_SHARE), _MOST_SHARE)
-        samples = max(verified.samples, self.model.least_samples) // _PART
+        samples = max(verified.samples // _PART, self.model.least_samples)
         with self._stage("bounding from below"):
             for number in range(_TRIES):
                 x = (1 - first * _LOOSER**number) * getattr(verified, name)

@@ -310,7 +310,7 @@ class TrainConfig:
                 "",
             ),
             (
-                self.sampling and private and not (self.epsilon and self.delta),
+                self.sampling and private and not self.epsilon,
                 "epsilon",
                 "is needed with `sampling`, and `delta` too",
                 "",

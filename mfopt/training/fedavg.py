@@ -32,6 +32,9 @@ class FedAvg(Clipping):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check.integer("local_epochs", self.local_epochs)
+        _check.integer("local_batch", self.local_batch, at_least=0)
+        _check.positive("local_rate", self.local_rate)
         _check.integer("weight_cap", self.weight_cap, at_least=0)
 
     def describe(self) -> JsonObject:

@@ -12,8 +12,9 @@ points that matter most.
 
 An account is *wrong* where δ at its ε is above the stated δ by more than 5 standard errors, or at
 its stated lower end below by as much (where C >= 0 and units are drawn independently: there the
-attack is the worst case). Counted besides: accounts that would be refuted if their ε were 5%
-smaller, and that say no. A cell depends on the seed and its own number alone.
+attack is the worst case), or where it is refused though C >= 0 and no unit is replaced. Counted
+besides: accounts that would be refuted if their ε were 5% smaller. A cell depends on the seed and
+its own number alone.
 """
 
 import itertools
@@ -343,7 +344,8 @@ def compared(mechanism, sigma, target, rng, **effort):
     try:
         answer = account(mechanism, noise_multiplier=sigma, delta=target, **effort)
     except (FailureError, UsageError) as refusal:
-        return report | {"refused": str(refusal)}
+        excused = report["negative entries"] or mechanism.adjacency == "replace"
+        return report | {"refused": str(refusal), "wrong": [] if excused else ["refused"]}
     report |= {
         "epsilon": answer.epsilon,
         "lower end": answer.lower_bound,
@@ -402,7 +404,7 @@ def cells(options):
         for kind in sorted({cell["scheme"]["kind"] for cell in answered})
         if (chosen := [cell for cell in answered if cell["scheme"]["kind"] == kind])
     }
-    wrong = [cell for cell in answered if cell["wrong"]]
+    wrong = [cell for cell in reports if cell["wrong"]]
     summary = {"refused": len(reports) - len(answered), "by scheme": by_scheme, "wrong": wrong}
     return report | summary, 1 if wrong else 0
 
