@@ -38,7 +38,7 @@ def test_a_run_goes_on_with_no_other_data_than_it_began_with(tmp_path):
     facts = json.loads((mine / "train" / "metadata.json").read_text())
     facts["content_digest"] = TokenStore.open(mine / "train").digest
     (mine / "train" / "metadata.json").write_text(json.dumps(facts))
-    with pytest.raises(UsageError, match="resume = 'data'"):
+    with pytest.raises(UsageError, match="resume = 'data ="):
         execute(prepare(settings, resume=True))
     np.save(mine / "train" / "tokens.npy", tokens)
     facts["content_digest"] = TokenStore.open(mine / "train").digest
@@ -59,7 +59,7 @@ def test_frozen_weights_are_part_of_what_a_run_began_with(data, tmp_path):  # no
     other = settings_for(
         data, tmp_path / "run", model=str(tmp_path / "second" / "model"), lora_rank=2, steps=1
     )
-    with pytest.raises(UsageError, match="resume = 'model'"):
+    with pytest.raises(UsageError, match="resume = 'model ="):
         execute(prepare(other, resume=True))
 
 
@@ -84,8 +84,9 @@ def test_another_tokenizer_of_the_same_size_is_refused(tmp_path):
         prepare(repeated)
     mine.save(model / "tokenizer.json")
     other.save(tmp_path / "data" / "tokenizer.json")
+    prepare(repeated).close()  # which is that of the model
     with pytest.raises(UsageError, match="another tokenizer"):
-        prepare(repeated)
+        prepare(settings_for(tmp_path / "data", tmp_path / "new", steps=1))
 
 
 def test_private_records_are_found_in_a_public_part():

@@ -327,7 +327,7 @@ def report_text(facts: JsonObject) -> str:
     at_zero = {"local_batch": "all records", "weight_cap": "none, equal weights"}
     clipping = {name: x or at_zero.get(name, x) for name, x in facts["clipping"].items()}
     in_a_step = f"norm {sizes['noise_norm']:.4g} over {facts['parameters']} parameters; largest "
-    in_a_step += f"signal norm of an expected batch: {sizes['largest_signal_norm']:.4g}"
+    in_a_step += f"expected signal norm: {sizes['largest_signal_norm']:.4g}"
     rows = [
         ("privacy unit", f"{guarantee['privacy_unit']} ({guarantee['adjacency']} adjacency)"),
         ("epsilon, delta", f"{epsilon}, {delta}"),
