@@ -146,8 +146,8 @@ def _run(arguments: list[str] | None) -> object:
     except OSError as error:
         if isinstance(error, BrokenPipeError) or _is_of_output(error):
             raise
-        named = error.filename and error.strerror
-        _end(f"{error.filename}: {error.strerror}" if named else str(error), 1, arguments)
+        has_path = error.filename and error.strerror
+        _end(f"{error.filename}: {error.strerror}" if has_path else str(error), 1, arguments)
     except MemoryError as error:
         _end(f"out of memory{f': {error}' if str(error) else ''}", 1, arguments)
     except ModuleNotFoundError as error:

@@ -91,8 +91,8 @@ class Tradeoff:
           An array of the shape of ``false_positive_rate``.
         """
         alpha = _rates(false_positive_rate)
-        rise, left = self._by_statements(alpha)
-        rate = np.minimum(rise, 1 - left)
+        rise, fall = self._by_statements(alpha)
+        rate = np.minimum(rise, 1 - fall)
         if math.isfinite(self._gaussian):
             shifted = scipy.special.ndtri(alpha) + self._gaussian
             rate = np.minimum(rate, scipy.special.ndtr(shifted))
@@ -105,8 +105,8 @@ class Tradeoff:
           false_positive_rate: as for :meth:`true_positive_rate`.
         """
         alpha = _rates(false_positive_rate)
-        rise, left = self._by_statements(alpha)
-        rate = np.maximum(1 - rise, left)
+        rise, fall = self._by_statements(alpha)
+        rate = np.maximum(1 - rise, fall)
         if math.isfinite(self._gaussian):
             shifted = -scipy.special.ndtri(alpha) - self._gaussian
             rate = np.maximum(rate, scipy.special.ndtr(shifted))
@@ -114,11 +114,11 @@ class Tradeoff:
 
     def _by_statements(self, alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The two bounds of (1): of the true positive rate, and of the false negative rate."""
-        rise, left = np.ones_like(alpha), np.zeros_like(alpha)
+        rise, fall = np.ones_like(alpha), np.zeros_like(alpha)
         for claim in self.statements:
             rise = np.minimum(rise, claim.delta + _times(alpha, claim.epsilon))
-            left = np.maximum(left, math.exp(-claim.epsilon) * (1 - claim.delta - alpha))
-        return rise, left
+            fall = np.maximum(fall, math.exp(-claim.epsilon) * (1 - claim.delta - alpha))
+        return rise, fall
 
     @property
     def advantage(self) -> float:

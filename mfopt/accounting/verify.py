@@ -290,11 +290,11 @@ class Engine:
         enough = math.log(verified.delta)
         # the test's bound was so far above δ̂; one from below is about as far below it
         above = enough - math.log(verified.bounds.numbers.get("estimate") or verified.delta)
-        first = min(max(_APART * above / -verified.estimate.slope, _LEAST_SHARE), _MOST_SHARE)
+        share = min(max(_APART * above / -verified.estimate.slope, _LEAST_SHARE), _MOST_SHARE)
         samples = max(verified.samples // _PART, self.model.least_samples)
         with self._stage("bounding from below"):
             for number in range(_TRIES):
-                x = (1 - first * _LOOSER**number) * getattr(verified, name)
+                x = (1 - share * _LOOSER**number) * getattr(verified, name)
                 smaller = dataclasses.replace(verified, **{name: x})
                 if self._log_lower_bound(smaller, number, samples, enough) > enough:
                     return x
@@ -308,11 +308,13 @@ class Engine:
             return math.exp(self._log_lower_bound(verified))
 
     def _log_lower_bound(
-        self, at: Verified, number: int = 0, samples: int = 0, enough: float = -math.inf
+        self, statement: Verified, number: int = 0, samples: int = 0, enough: float = -math.inf
     ) -> float:
         trial = Trial(samples or self.model.least_samples, _LOWER_END_BETA, self._key(4, number))
         try:
-            return self.model.log_below(at.noise_multiplier, at.epsilon, trial, enough)
+            return self.model.log_below(
+                statement.noise_multiplier, statement.epsilon, trial, enough
+            )
         except FailureError:  # σ is beyond numerical range
             return -math.inf
 

@@ -28,10 +28,10 @@ def place() -> tuple[int, int]:
 
 def gathered(value: T) -> list[T]:
     """``value`` of each process."""
-    every = [value] * place()[1]
-    if len(every) > 1:
-        torch.distributed.all_gather_object(every, value)
-    return every
+    values = [value] * place()[1]
+    if len(values) > 1:
+        torch.distributed.all_gather_object(values, value)
+    return values
 
 
 def refuse_layers(module: torch.nn.Module) -> None:

@@ -154,9 +154,11 @@ def norms(rows: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def _pieces(most: int, each: int, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """``tensors`` in pieces of a few examples, so that ``each`` numbers of one make ``most``."""
-    count = max(1, most // max(1, each))
+def _pieces(
+    budget: int, numbers: int, *tensors: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """``tensors`` in pieces of ``budget`` numbers, where an example makes ``numbers``."""
+    count = max(1, budget // max(1, numbers))
     return zip(*(torch.split(x, count) for x in tensors), strict=True)
 
 

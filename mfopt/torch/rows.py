@@ -119,8 +119,8 @@ class UnitRows(torch.Tensor):
                 if isinstance(x, torch.Tensor):
                     storage: Any = x.untyped_storage()
                     storage.written = name
-                    there = [y for y in results if y.untyped_storage() is storage]
-                    if all(y.units is None for y in there):
+                    sharing = [y for y in results if y.untyped_storage() is storage]
+                    if all(y.units is None for y in sharing):
                         storage.fault = name
         return result
 
@@ -179,14 +179,14 @@ def units_of(tensors: Iterable[object]) -> tuple[int, ...]:
     Raises:
       UsageError: no tensor comes from a loader of a run, or rows of two belong to other units.
     """
-    given = [x for x in tensors if isinstance(x, torch.Tensor)]
-    rows = [x for x in given if isinstance(x, UnitRows)]
+    candidates = [x for x in tensors if isinstance(x, torch.Tensor)]
+    rows = [x for x in candidates if isinstance(x, UnitRows)]
     every = {x.units for x in rows}
     fault = (
         UnitRows.fault_of(*rows)
         or "a sum" * (None in every)
         # memory of others that sums were written to; an item that was set may be a unit's own row
-        or UnitRows.fault_of(*given).replace("__setitem__", "")
+        or UnitRows.fault_of(*candidates).replace("__setitem__", "")
     )
     if fault or len(every) != 1:
         mixed = f"mixed by {fault}" if fault else "others"

@@ -477,9 +477,9 @@ class PrivateRun:
         """
         noise = self.started()
         state = contents[0]["step"], {**saved.state_dict(), "rank": 0}
-        every = checks.gathered(state)
-        if any(other != state for other in every):
-            rule = f"must be one in all processes, which have steps {[step for step, _ in every]}"
+        states = checks.gathered(state)
+        if any(other != state for other in states):
+            rule = f"must be one in all processes, which have steps {[step for step, _ in states]}"
             way_out = "Load in each what all saved at the same step of one run."
             raise _check.reject("state", f"of step {state[0]}", rule, way_out)
         noise.restore(contents, self.keys.folder)

@@ -94,8 +94,8 @@ class Tokenizer:
         two of them are the tokens of ChatML, and a text ends as the assistant's turn does.
         """
         special = [END_OF_TEXT, CHAT_START, CHAT_END] if chats else [END_OF_TEXT]
-        least = 256 + len(special)
-        _check.integer("vocab_size", vocab_size, at_least=least, at_most=_MOST_ENTRIES)
+        smallest = 256 + len(special)
+        _check.integer("vocab_size", vocab_size, at_least=smallest, at_most=_MOST_ENTRIES)
         trained = tokenizers.ByteLevelBPETokenizer()
         trained.train_from_iterator(
             iter(texts),

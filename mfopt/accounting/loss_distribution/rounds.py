@@ -48,18 +48,18 @@ class RoundsProfile(Profile):
       mixture, rounds: sensitivities of one round, and number of compositions.
       noise_multiplier: σ, relative to the clip norm.
       accuracy: relative error of ε that the grid is chosen for.
-      others: rounds of other kinds that these are composed with.
+      other_kinds: rounds of other kinds that these are composed with.
     """
 
     mixture: Round
     rounds: int
     noise_multiplier: float
     accuracy: float = FINE
-    others: tuple[RepeatedRound, ...] = ()
+    other_kinds: tuple[RepeatedRound, ...] = ()
 
     @property
     def _kinds(self) -> tuple[RepeatedRound, ...]:
-        return RepeatedRound(self.mixture, self.rounds, self.noise_multiplier), *self.others
+        return RepeatedRound(self.mixture, self.rounds, self.noise_multiplier), *self.other_kinds
 
     def log_delta(self, epsilon: float, direction: Direction | None = None) -> float:
         """Upper bound of log δ(ε) for ε >= 0, the larger of both directions unless one is named."""
@@ -156,8 +156,8 @@ class RoundsProfile(Profile):
     @property
     def _largest_added(self) -> float:
         """The largest loss of the direction that adds: nobody takes part, log Q/P = -log w_0."""
-        least = sum(kind.rounds * kind.mixture.log_none for kind in self._kinds)
-        return -least * (1 + 1e-12)
+        log_none = sum(kind.rounds * kind.mixture.log_none for kind in self._kinds)
+        return -log_none * (1 + 1e-12)
 
     @property
     def log_chance(self) -> float:

@@ -164,8 +164,8 @@ class OneUnit(LossModel):
         self, tilt: Tilt, point: Point, key: jax.Array, samples: int = _SEARCH_SAMPLES
     ) -> Pilot:
         """A pilot of what is sampled, by the proposal of least ceiling."""
-        few = min(samples, self.loss.calibrate_samples)
-        samples = self.least_samples // 4 if self._rough else few
+        searching = min(samples, self.loss.calibrate_samples)
+        samples = self.least_samples // 4 if self._rough else searching
         return self.loss.pilot(tilt, point, samples, key)
 
     def _at(self, direction: SampledDirection, noise_multiplier: float, epsilon: float) -> Point:
@@ -266,8 +266,8 @@ class OneUnit(LossModel):
                 self._tilts[direction] = point, tilt
             # the choice was the best looking of a few: what it costs is seen on samples of its own
             # (mostly the add direction's is the lesser: few samples tell, and it is widened if not)
-            most = trial.samples if direction == "remove" else min(trial.samples, _LEAST)
-            size, key = max(most // 2, 256), chunked.subkey(trial.key, position, 1)
+            planned = trial.samples if direction == "remove" else min(trial.samples, _LEAST)
+            size, key = max(planned // 2, 256), chunked.subkey(trial.key, position, 1)
             chosen[direction] = Chosen(self.loss.pilot(tilt, point, size, key), True)
         return self._planned(chosen, trial)
 

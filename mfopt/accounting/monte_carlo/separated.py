@@ -151,8 +151,8 @@ class Separated(PatternLikelihood):
             ending = waits[-1] * jnp.exp(-peak) * following[:, 0]
             # XLA's running sums take ten times as long as this product of matrices
             summed = weighted @ later + ending[:, None]
-            first = jax.lax.stop_gradient(summed[:, 0])
-            return summed / (waits[:-1] * first[:, None]), ((summed, ending), jnp.log(first) + peak)
+            scale = jax.lax.stop_gradient(summed[:, 0])
+            return summed / (waits[:-1] * scale[:, None]), ((summed, ending), jnp.log(scale) + peak)
 
         later = jnp.tril(jnp.ones((size, size)))  # of a place: its own and all after it
         start = jnp.ones((len(exponents), size))
@@ -160,12 +160,12 @@ class Separated(PatternLikelihood):
         mean = jnp.log(initial @ self._begun) - math.log1p((size - 1) * p)
         return summed, jnp.sum(logs, axis=0) + mean
 
-    def chosen(self, key: jax.Array, by: PyTree) -> jax.Array:
+    def chosen(self, key: jax.Array, weights: PyTree) -> jax.Array:
         """Places of patterns drawn by the weights of :meth:`passed`, (samples, blocks)."""
         size, p = self.separation, self.probability
         waits = (1 - p) ** jnp.arange(size)
-        uniforms = jax.random.uniform(key, (by[0].shape[1], self.blocks + 1))
-        begun = jnp.cumsum(by[0][0] / waits * self._begun, 1)
+        uniforms = jax.random.uniform(key, (weights[0].shape[1], self.blocks + 1))
+        begun = jnp.cumsum(weights[0][0] / waits * self._begun, 1)
         begin = jnp.sum(begun <= uniforms[:, :1] * begun[:, -1:], axis=1)
 
         def step(free: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> PyTree:
@@ -177,5 +177,5 @@ class Separated(PatternLikelihood):
             return jnp.where(waiting == size, 0, waiting), waiting
 
         free = jnp.minimum(begin, size - 1)
-        places = jax.lax.scan(step, free, (by, uniforms[:, 1:].T))[1]
+        places = jax.lax.scan(step, free, (weights, uniforms[:, 1:].T))[1]
         return places.T
