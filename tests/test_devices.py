@@ -11,8 +11,9 @@ import pytest
 from processes import finish, free_port, python, start, with_devices
 from questions import searched
 
+from mfopt._runtime import _float64
 from mfopt.accounting import Effort, over_processes
-from mfopt.accounting.monte_carlo import chunked, processes, sharding
+from mfopt.accounting.monte_carlo import chunked, processes
 from mfopt.accounting.monte_carlo.evidence import Point
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import release
@@ -58,7 +59,7 @@ def searches(cases):
 
 def test_the_default_device_may_be_named_by_its_platform():
     with jax.default_device("cpu"):
-        assert [*sharding.devices()] == jax.devices()[:1]
+        assert [*_float64.devices()] == jax.devices()[:1]
 
 
 def ends():
@@ -185,4 +186,4 @@ def test_what_two_processes_draw_is_what_one_draws(monkeypatch, chunks):
 def test_a_device_that_the_caller_chose_is_the_only_one():
     chosen = jax.local_devices()[0]
     with jax.default_device(chosen):
-        assert sharding.devices() == (chosen,)
+        assert _float64.devices() == (chosen,)

@@ -13,7 +13,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from mfopt._runtime import _float64
 from mfopt._runtime._arrays import Scalar
+from mfopt._runtime._float64 import Devices
 from mfopt._runtime._types import PyTree
 from mfopt.accounting.monte_carlo import sharding
 from mfopt.accounting.monte_carlo.protocol import SampledLaw
@@ -134,9 +136,9 @@ def log_sigma(
     return jnp.where(end.met, end.theta, jnp.nan)
 
 
-def devices(law: SampledLaw, draws: PyTree) -> sharding.Devices:
+def devices(law: SampledLaw, draws: PyTree) -> Devices:
     """The devices that the draws are spread over, in equal parts."""
-    return sharding.dividing(draws) if law.divisible else sharding.devices()[:1]
+    return sharding.dividing(draws) if law.divisible else _float64.devices()[:1]
 
 
 def _terms(law: SampledLaw, reduced: PyTree, frozen: Frozen) -> PyTree:
@@ -152,7 +154,7 @@ def _terms(law: SampledLaw, reduced: PyTree, frozen: Frozen) -> PyTree:
 
 
 def _log_delta(
-    law: SampledLaw, over: sharding.Devices, terms: PyTree, theta: jax.Array, epsilon: jax.Array
+    law: SampledLaw, over: Devices, terms: PyTree, theta: jax.Array, epsilon: jax.Array
 ) -> jax.Array:
     """log δ̂ at log σ = ``theta``, by :func:`_terms`."""
     if len(over) == 1:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._runtime import _check, _quick
+from mfopt._runtime import _check, _float64, _quick
 from mfopt._runtime._types import PyTree, T
 from mfopt.accounting.monte_carlo import processes, sharding
 
@@ -70,7 +70,7 @@ def total(
     """
     size = chunk_size(bins)
     chunks = -(-samples // size)
-    devices = sharding.devices()
+    devices = _float64.devices()
     per_call = _CALL * len(devices)
     results = []
     begin, end = processes.share(chunks)
@@ -92,7 +92,7 @@ def total(
 def _run(
     kernel: Callable[..., PyTree],
     size: int,
-    devices: sharding.Devices,
+    devices: _float64.Devices,
     key: jax.Array,
     numbers: tuple[jax.Array, jax.Array],
     args: tuple[PyTree, ...],

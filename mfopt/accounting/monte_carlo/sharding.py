@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mfopt._runtime._float64 import Devices as Devices
-from mfopt._runtime._float64 import devices as devices
+from mfopt._runtime._float64 import Devices, devices
 from mfopt._runtime._types import PyTree, T
 
 _SPLIT, _SAME = PartitionSpec("samples"), PartitionSpec()
