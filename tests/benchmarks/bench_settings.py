@@ -36,7 +36,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from harness import Bench
+from harness import Bench, add_to_log, logged
 from scipy import stats  # here, or every setting's process would import it anew
 
 from mfopt import _version
@@ -300,11 +300,8 @@ def grids(result):
 
 def finished(log, chosen):
     """What the log has of the settings that were chosen, as they are drawn today."""
-    if log is None or not log.is_file():
-        return []
-    actual = [json.loads(line) for line in log.read_text().splitlines()]
     # of a setting that was examined again, what was found last
-    latest = {row["number"]: row for row in actual if row["number"] < len(chosen)}
+    latest = {row["number"]: row for row in logged(log) if row["number"] < len(chosen)}
     current = [latest[number] for number in sorted(latest)]
     if any({**row, **chosen[row["number"]]} != row for row in current):
         raise SystemExit(f"--log {log}: its settings are other ones")
@@ -367,12 +364,9 @@ def examined(options):
         numbered = chosen[number] if options.seed else {"number": number, **chosen[number]}
         actual = {**examine(numbered, compare=number % 10 == 0), "number": number, "commit": commit}
         results[number] = actual
-        line = json.dumps(actual, ensure_ascii=False)
-        if options.log is not None:
-            with options.log.open("a") as log:
-                log.write(line + "\n")
+        add_to_log(options.log, actual)
         if actual["wrong"]:
-            print(line, flush=True)
+            print(json.dumps(actual, ensure_ascii=False), flush=True)
     report = summary(list(results.values()))
     # of all settings, those of earlier calls too
     bench.begun = time.perf_counter() - report["cpu_seconds"]["total"]

@@ -18,7 +18,6 @@ its own number alone.
 """
 
 import itertools
-import json
 import math
 import sys
 import time
@@ -27,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import scipy.stats
-from harness import Bench
+from harness import Bench, add_to_log, logged
 from scipy.special import logsumexp
 
 from mfopt import sampling, strategies
@@ -44,7 +43,7 @@ bench = Bench(
     __doc__,
     count=(500, "How many accounts."),
     seed=(1, "Of accounts and their samples."),
-    log=("", "File with a line for each cell: cells that it has are not tried again."),
+    log=(None, "File with a line for each cell: cells that it has are not tried again.", Path),
 )
 
 
@@ -328,7 +327,7 @@ def cell(seed, number):
     mechanism, sigma, target = drawn(rng)
     if max(map(len, laws(mechanism.sampling, mechanism.group_size))) > MOST_PATTERNS:
         return None
-    return {"cell": number} | compared(mechanism, sigma, target, rng, seed=number)
+    return {"seed": seed, "cell": number} | compared(mechanism, sigma, target, rng, seed=number)
 
 
 def compared(mechanism, sigma, target, rng, **effort):
@@ -387,20 +386,17 @@ def judged(mechanism, report, rng):
 @bench.work
 def cells(options):
     """Try the cells that --log lacks, and say what all show; exit code 1 where one is wrong."""
-    log = Path(options.log) if options.log else None
-    lines = log.read_text("utf-8").splitlines() if log is not None and log.is_file() else []
-    reports = [json.loads(line) for line in lines]
+    reports = logged(options.log)
+    if any(report["seed"] != options.seed for report in reports):
+        raise SystemExit(f"--log {options.log}: its cells are those of another seed")
     number = reports[-1]["cell"] + 1 if reports else 0
     while len(reports) < options.count:
         report = cell(options.seed, number)
         number += 1
         if report is not None:
             reports.append(report)
-            line = json.dumps(report)
-            print(line, file=sys.stderr, flush=True)
-            if log is not None:
-                with log.open("a", encoding="utf-8") as file:
-                    file.write(f"{line}\n")
+            add_to_log(options.log, report)
+            print(report, file=sys.stderr, flush=True)
     answered = [report for report in reports if "epsilon" in report]
     by_scheme = {
         kind: {

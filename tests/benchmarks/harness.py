@@ -175,6 +175,20 @@ class Bench:
         return nothing if same and parsed.get(same) != nothing[same] else parsed
 
 
+def logged(log):
+    """Rows of a log of JSON lines, a path; none where there is no file, or no log (None)."""
+    if log is None or not log.is_file():
+        return []
+    return [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+
+
+def add_to_log(log, row):
+    """Append a row to a log, if there is one."""
+    if log is not None:
+        with log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
 def machine(*packages):
     """What a time depends on: the load of others, cores, versions."""
     return {
