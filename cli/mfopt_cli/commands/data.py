@@ -133,8 +133,8 @@ def _source(paths: tuple[str, ...], arguments: SimpleNamespace, name: str = "dat
     from mfopt.training.data import sources
 
     for path in paths:
-        if not os.path.exists(path):
-            raise _check.reject(name, path, "does not exist")
+        if not os.path.isdir(path):  # of which the rule below says more
+            _check.file(name, path)
     formats: list[Any] = [sources.JsonLines, sources.Csv, sources.Parquet]
     candidates: set[Any] = {source for source in formats if source.format == arguments.kind}
     if not candidates:
