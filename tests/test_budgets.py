@@ -31,7 +31,7 @@ NODES = {
     "mfopt/strategies": 15_480,
     "mfopt/testing": 9_640,
     "mfopt/torch": 18_195,
-    "mfopt/training": 60_030,
+    "mfopt/training": 60_070,
     "cli": 27_435,
     "tests": 292_720,
 }
