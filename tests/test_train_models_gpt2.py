@@ -210,6 +210,7 @@ def test_impossible_settings_are_refused():
         (lambda: gpt2_config(n_embd=10, n_head=3), "num_attention_heads"),
         (lambda: dataclasses.replace(TINY, compute_dtype="float64"), "compute_dtype"),
         (lambda: LoRAConfig(rank=0), "rank"),
+        (lambda: LoRAConfig(layers=()), "layers"),
         (lambda: gpt2_model(TINY, lora=LoRAConfig(layers=("attn/q",))), "layers"),
         (lambda: model.logits(model.params, (), jnp.zeros(13, jnp.int32)), "positions"),
     ):

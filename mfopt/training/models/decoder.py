@@ -55,6 +55,8 @@ class LoRAConfig:
 
     def __post_init__(self) -> None:
         _check.integer("rank", self.rank)
+        if not self.layers:
+            raise _check.reject("layers", self.layers, f"must be some of {LINEAR_LAYERS}")
 
 
 Adapters = Mapping[str, LoRAConfig]  # by linear layer of a block

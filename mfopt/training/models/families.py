@@ -225,12 +225,12 @@ class _Rotary(NamedTuple):
     """Rotary positions of a layer.
 
     ``theta``: base of the wavelengths; ``share``: of a head's axes that are rotated; ``scaling``:
-    numbers by which wavelengths are stretched, of one of ``_ROPES``; empty: they are not.
+    (name, number) by which wavelengths are stretched, of one of ``_ROPES``; empty: they are not.
     """
 
     theta: float
     share: float = 1.0
-    scaling: Mapping[str, Any] = types.MappingProxyType({})
+    scaling: tuple[tuple[str, float], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -284,7 +284,7 @@ class DecoderConfig:
         for rotary in filter(None, self.rotary):
             _check.positive("rope_theta", rotary.theta)
             _check.probability("partial_rotary_factor", rotary.share, closed=True)
-            numbers = rotary.scaling
+            numbers = dict(rotary.scaling)
             for name, value in numbers.items():
                 _check.positive(f"rope_scaling {name}", value)
             if numbers.get("low_freq_factor", 0) >= numbers.get("high_freq_factor", 1):
@@ -462,7 +462,7 @@ class DecoderConfig:
             return ()
         planes = int(self.head_dim * rotary.share) // 2
         speed = rotary.theta ** (-np.arange(planes) / planes)
-        if scaling := rotary.scaling:
+        if scaling := dict(rotary.scaling):
             share = np.zeros(planes)  # left as it is
             if "low_freq_factor" in scaling:
                 turns = scaling["original_max_position_embeddings"] * speed / (2 * np.pi)
@@ -535,7 +535,7 @@ def _rotary(rope: JsonObject) -> _Rotary:
         raise _check.reject("config.json rope_scaling", kind, f"lacks {', '.join(missing)}")
     for name in rope.keys() - {*names}:
         raise _check.reject(f"config.json {name}", rope[name], "is not known here", _REMOVE)
-    return _Rotary(theta, share, {name: rope[name] for name in names})
+    return _Rotary(theta, share, tuple((name, rope[name]) for name in names))
 
 
 def gpt2_config(
