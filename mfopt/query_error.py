@@ -2,6 +2,17 @@
 
 The t-th query of A has noise of standard deviation σ·sqrt(row_variances[t]) in each coordinate,
 in units of the clip norm. Everything here is differentiable in the strategy's parameters.
+
+A time-scaled Toeplitz C = diag(r) B diag(d) needs no n×n solve: the noise w = C⁻¹z is B⁻¹ with
+draws divided by r and outputs divided by d. Prefix sums and momentum under a learning-rate schedule
+η read it through two running numbers,
+
+    m_t = β m_{t-1} + w_t,    y_t = y_{t-1} + η_t m_t    (prefix sums: β = 0, η = 1),
+
+so the variance of y_t follows from how these numbers vary together with the state of B⁻¹. For a
+BLT that state is one number a buffer, and every covariance obeys z_t = a z_{t-1} + x_t with a
+constant a: all of them cost O(n · buffers²). For any other B all draws are followed at once, in
+O(n²) time: the draw of step s reaches w_t as g_{t-s} / (r_s d_t), with g the coefficients of B⁻¹.
 """
 
 from __future__ import annotations
@@ -13,16 +24,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
-from mfopt import time_scaled_error
 from mfopt._runtime import _check, _sizes
 from mfopt._runtime._float64 import compiled, float64
+from mfopt._runtime._types import PyTree
 from mfopt.strategies import (
+    BLT,
     Array,
     Banded,
     Buffered,
     Strategy,
     TimeScaled,
     ToeplitzStrategy,
+    WaveBLT,
     series,
 )
 from mfopt.strategies.prefix_recursion import prefix_row_variances
@@ -30,15 +43,15 @@ from mfopt.workloads import Workload
 
 # Queries are taken in so many parts at most: value and gradient at n = 2,048 in half the time
 _PARTS, _LEAST = 8, 128
+_SEGMENT = 64  # steps whose numbers the backward pass of a time-scaled C holds at once
 
 
 def row_variances(workload: Workload, strategy: Strategy, n: int) -> Array:
     """Squared row norms of A C⁻¹, shape (n,): error variance per step at σ = 1.
 
     Toeplitz × Toeplitz costs O(n log n), momentum with a schedule × Toeplitz O(n²), prefix sums ×
-    banded O(n·bands²), time-scaled what :mod:`mfopt.time_scaled_error` says; the rest is a dense
-    triangular solve. A custom kind registers a faster way with
-    :func:`variances`.
+    banded O(n·bands²), time-scaled O(n·buffers²) or O(n²); the rest is a dense triangular solve.
+    A custom kind registers a faster way with :func:`variances`.
     """
     _check.kind("workload", workload, Workload)
     _check.kind("strategy", strategy, Strategy)
@@ -106,7 +119,7 @@ def _toeplitz(strategy: ToeplitzStrategy, workload: Workload, n: int) -> Array:
         rates, momentum = running
         if np.ptp(rates) > 0:
             ones = jnp.ones(n)
-            return time_scaled_error.by_draws(inverse, ones, ones, jnp.asarray(rates), momentum)
+            return _by_draws(inverse, ones, ones, jnp.asarray(rates), momentum)
         velocity = jnp.asarray(momentum ** jnp.arange(n))
         impulse = series.convolve(velocity, inverse) if momentum else inverse
         return jnp.cumsum((rates[0] * jnp.cumsum(impulse)) ** 2)
@@ -117,7 +130,11 @@ def _toeplitz(strategy: ToeplitzStrategy, workload: Workload, n: int) -> Array:
 
 @variances.register
 def _time_scaled(strategy: TimeScaled, workload: Workload, n: int) -> Array:
-    recursive = time_scaled_error.row_variances(workload, strategy, n)
+    recursive = None
+    if (running := workload.recurrence(n)) is not None:
+        rates, momentum = running
+        rows, columns = map(jnp.asarray, strategy.diagonals(n))
+        recursive = _scaled(strategy.base, rows, columns, jnp.asarray(rates), momentum)
     return dense(strategy, workload, n) if recursive is None else recursive
 
 
@@ -132,6 +149,148 @@ def _banded(strategy: Banded, workload: Workload, n: int) -> Array:
     if partial_sums(workload, n) and strategy.bands < n // 2:
         return prefix_row_variances(jnp.asarray(strategy.entries(n)))
     return dense(strategy, workload, n)
+
+
+@functools.singledispatch
+def _scaled(
+    base: Strategy, rows: jax.Array, columns: jax.Array, rates: jax.Array, momentum: float
+) -> jax.Array | None:
+    """Var y_t by the class of the base; None where no short way is known.
+
+    Args:
+      base: B.
+      rows: r, shape (n,).
+      columns: d, shape (n,).
+      rates: η, shape (n,).
+      momentum: β.
+    """
+    return None
+
+
+@_scaled.register
+def _scaled_toeplitz(
+    base: ToeplitzStrategy, rows: jax.Array, columns: jax.Array, rates: jax.Array, momentum: float
+) -> jax.Array:
+    inverse = jnp.asarray(base.inverse_coefs(len(rows)))
+    return _by_draws(inverse, rows, columns, rates, momentum)
+
+
+def _by_draws(
+    inverse: jax.Array, rows: jax.Array, columns: jax.Array, rates: jax.Array, momentum: float
+) -> jax.Array:
+    """Var y_t for any Toeplitz B, shape (n,), by m_t and y_t of each draw.
+
+    Args:
+      inverse: g, the first column of B⁻¹, shape (n,).
+      rows, columns, rates, momentum: as for :func:`_scaled`.
+    """
+    n = len(inverse)
+    fresh = 1 / rows**2
+    padding = -n % _SEGMENT
+    series = (jnp.pad(x, (0, padding)) for x in (inverse, 1 / columns, rates))
+
+    def step(
+        state: tuple[jax.Array, ...], factors: tuple[jax.Array, ...]
+    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
+        reach, velocity, total = state  # of draws 0, 1, …: g_{t-s}, m_t and y_t
+        coefficient, output_scale, rate = factors
+        reach = jnp.concatenate([coefficient[None], reach[:-1]])
+        velocity = momentum * velocity + output_scale * reach
+        total = total + rate * velocity
+        return (reach, velocity, total), fresh @ total**2
+
+    @jax.checkpoint  # the backward pass makes the numbers of a segment again
+    def segment(state: tuple[jax.Array, ...], factors: tuple[jax.Array, ...]) -> PyTree:
+        return jax.lax.scan(step, state, factors)
+
+    segments = tuple(x.reshape(-1, _SEGMENT) for x in series)
+    variances: jax.Array = jax.lax.scan(segment, (jnp.zeros(n),) * 3, segments)[1]
+    return variances.reshape(-1)[:n]
+
+
+@_scaled.register
+def _by_covariances(
+    base: BLT, rows: jax.Array, columns: jax.Array, rates: jax.Array, momentum: float
+) -> jax.Array:
+    """Var y_t for a BLT: u_t = z_t / r_t, s_{t+1} = λ̂ s_t + u_t, w_t = (u_t + ω̂·s_t)/(g d_t)."""
+    if type(base) is not BLT:  # a subclass may have another C
+        return _scaled_toeplitz(base, rows, columns, rates, momentum)
+    read, decay = base.inverse()
+    fresh, output_scale = 1 / rows**2, 1 / (jnp.asarray(base.gain) * columns)
+    buffers = len(read)
+
+    def lasting(decay: jax.Array, x: jax.Array) -> jax.Array:
+        return _filter(decay, x) if momentum else x  # without momentum only the latest counts
+
+    # all pairs of buffers at once: Cov(s_t), then its product with ω̂, and Var(u_t + ω̂·s_t)
+    pairs = (decay[:, None] * decay[None, :]).reshape(-1)
+    state = _before(_filter(pairs, jnp.broadcast_to(fresh[:, None], (len(fresh), buffers**2))))
+    state_read = state.reshape(-1, buffers, buffers) @ read
+    power = (fresh + state_read @ read) * output_scale**2  # Var w_t
+    entered = fresh * output_scale
+    with_noise = decay * state_read * output_scale[:, None] + entered[:, None]  # Cov(s_{t+1}, w_t)
+
+    with_velocity = lasting(momentum * decay, with_noise)  # Cov(s_{t+1}, m_t)
+    ahead = _before(with_velocity) @ read * output_scale  # Cov(m_{t-1}, w_t)
+    velocity = lasting(jnp.full(1, momentum**2), (power + 2 * momentum * ahead)[:, None])[:, 0]
+    with_sum = _filter(decay, rates[:, None] * with_velocity)  # Cov(s_{t+1}, y_t)
+    entering = _before(with_sum) @ read * output_scale  # Cov(y_{t-1}, w_t)
+    gained = rates * velocity
+    with_total = lasting(jnp.full(1, momentum), (entering + gained)[:, None])[:, 0]  # Cov(m_t, y_t)
+    return jnp.cumsum(rates * (2 * with_total - gained))
+
+
+@_scaled.register(Buffered)
+@_scaled.register(WaveBLT)
+def _by_state(
+    base: Buffered | WaveBLT, rows: jax.Array, columns: jax.Array, rates: jax.Array, momentum: float
+) -> jax.Array:
+    """Var y_t where the state of B⁻¹ moves otherwise at each step, shape (n,): O(n · buffers³).
+
+    The state (s, m, y) is one vector x_{t+1} = A_t x_t + b_t u_t, and its covariance is carried on.
+    """
+    if isinstance(base, WaveBLT) and type(base) is not WaveBLT:  # it may have another C
+        return _scaled_toeplitz(base, rows, columns, rates, momentum)
+    read, decay, feed = (jnp.asarray(table) for table in base.tables(len(rows)))
+    buffers = read.shape[1]
+    gain = 1 / jnp.asarray(base.gain)
+
+    def step(
+        covariance: jax.Array, coefficients: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, jax.Array]:
+        read, decay, feed, output_scale, fresh, rate = coefficients
+        velocity = jnp.concatenate([-read * output_scale, jnp.array([momentum, 0.0])])
+        inside = jnp.pad(jnp.diag(decay) - jnp.outer(feed, read), ((0, 0), (0, 2)))
+        total = (rate * velocity).at[buffers + 1].add(1)
+        matrix = jnp.concatenate([inside, velocity[None], total[None]])
+        entering = gain * jnp.concatenate([feed, jnp.stack([output_scale, rate * output_scale])])
+        # sums of products become one loop; of matrices as small as these a product is a call
+        half = jnp.sum(matrix[:, :, None] * covariance, axis=1)
+        moved = jnp.sum(half[:, None, :] * matrix, axis=2)
+        new = moved + fresh * jnp.outer(entering, entering)
+        return new, new[-1, -1]
+
+    series = (read, decay, feed, 1 / columns, 1 / rows**2, rates)
+    return jax.lax.scan(step, jnp.zeros((buffers + 2, buffers + 2)), series)[1]
+
+
+def _filter(decay: jax.Array, x: jax.Array) -> jax.Array:
+    """z_t = decay·z_{t-1} + x_t by column: ``decay`` (k,), ``x`` (n, k) -> (n, k).
+
+    A loop: on a CPU it is faster than a convolution by FFT, whose rounding would also drown small
+    numbers among large ones.
+    """
+
+    def step(state: jax.Array, entering: jax.Array) -> tuple[jax.Array, jax.Array]:
+        new = decay * state + entering
+        return new, new
+
+    return jax.lax.scan(step, jnp.zeros(x.shape[1]), x)[1]
+
+
+def _before(x: jax.Array) -> jax.Array:
+    """x one step later, 0 at the first."""
+    return jnp.concatenate([jnp.zeros_like(x[:1]), x[:-1]])
 
 
 def rmse(

@@ -11,7 +11,6 @@ from mfopt import sampling, strategies, workloads
 TABLES = {
     "mfopt/noise/choice.py",
     "mfopt/query_error.py",
-    "mfopt/time_scaled_error.py",
     "mfopt/optimize/kinds.py",
     "mfopt/optimize/starts.py",
     "mfopt/training/attack.py",  # what tells two data sets apart, by scheme
