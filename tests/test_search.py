@@ -13,7 +13,7 @@ from test_strategies import every_strategy
 from mfopt import strategies as S
 from mfopt.accounting.monte_carlo import design_point, dominating_pair
 from mfopt.accounting.monte_carlo.protocol import law
-from mfopt.optimize import implicit, kinds, search, time_scale
+from mfopt.optimize import implicit, kinds, parameterization, search
 from mfopt.optimize.objective import (
     AmplifiedObjective,
     Evaluation,
@@ -323,13 +323,13 @@ def test_rows_of_a_cycle_have_the_value_and_gradient_of_a_gather(bins, share, ep
 
 def test_scaled_parameters_round_trip():
     strategy = scaled_blt()
-    mapping = time_scale.scaled(strategy, N, kinds.parameterization_of, None)
-    assert len(mapping.start) == 4 + 2 * time_scale.KNOTS
+    mapping = parameterization.scaled(strategy, N, kinds.parameterization_of, None)
+    assert len(mapping.start) == 4 + 2 * parameterization.KNOTS
     with jax.enable_x64(True):
         strategy_again = jax.tree.map(np.asarray, mapping.build(jnp.asarray(mapping.start)))
         for diagonal, two in zip(strategy_again.diagonals(N), strategy.diagonals(N), strict=True):
             np.testing.assert_allclose(diagonal[[0, -1]], two[[0, -1]], rtol=1e-12)
-        repeated = time_scale.scaled(strategy_again, N, kinds.parameterization_of, None)
+        repeated = parameterization.scaled(strategy_again, N, kinds.parameterization_of, None)
         reached = jax.tree.map(np.asarray, repeated.build(jnp.asarray(repeated.start)))
     strategy_again.check_entries(N)
     reached.check_entries(N)
