@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import NamedTuple
 
 import numpy as np
 import scipy.optimize
@@ -61,12 +60,12 @@ def minimize(
     if not current.evaluation.usable:
         trace.status = "the objective is not a number at the start"
         return
-    bend, width, renewed, checks = _Curvature([]), REACH, True, 0
+    curvature, width, renewed, checks = list[np.ndarray](), REACH, True, 0
     while len(trace.history) < steps:
-        predicted, reached = _minimum(objective, bend, current, width, tolerance)
+        predicted, reached = _minimum(objective, curvature, current, width, tolerance)
         if current.evaluation.value - predicted < tolerance:
             if not renewed:  # what was learned may forbid what the tangent alone would promise
-                bend, width, renewed = _Curvature([]), REACH, True
+                curvature, width, renewed = [], REACH, True
             elif current is anchor:
                 trace.status = f"converged (relative tolerance {tolerance:.2g})"
                 return
@@ -101,7 +100,8 @@ def minimize(
             candidate.evaluation.value - current.evaluation.value,
         )
         if candidate.evaluation.usable and change < _WILD:
-            bend.learn(
+            _learn(
+                curvature,
                 reached - current.point,
                 candidate.evaluation.gradient - objective.model(current, reached)[1],
             )
@@ -146,30 +146,27 @@ def _worse(point: Tangent, reference: Tangent, disagreement: float) -> bool:
     )
 
 
-class _Curvature(NamedTuple):
-    """Curvature of log σ that the tangents lack: a symmetric matrix K, learned from the steps.
+def _times(curvature: list[np.ndarray], x: np.ndarray) -> np.ndarray:
+    """K x, for K = Σ v vᵀ over every v of ``curvature``."""
+    result = np.zeros_like(x)
+    for vector in curvature:
+        result = result + (vector @ x) * vector
+    return result
 
-    Where a step s ends, the samples' gradient less the tangent's is about K s: symmetric rank-one
-    updates (Nocedal and Wright 2006, section 6.2) from K = 0. Those of negative curvature are left
-    out: noise of the samples gives them too, and a model with them falls without end (16 × 128,
-    fresh bins: a third of all steps went astray).
 
-    Attributes:
-      parts: every v of K = Σ v vᵀ.
+def _learn(curvature: list[np.ndarray], step: np.ndarray, change: np.ndarray) -> None:
+    """Update K so that K ``step`` is ``change``, where K stays positive semidefinite.
+
+    K is the curvature of log σ that the tangents lack. Where a step s ends, the samples' gradient
+    less the tangent's is about K s: symmetric rank-one updates (Nocedal and Wright 2006, section
+    6.2) from K = 0. Those of negative curvature are left out: noise of the samples gives them too,
+    and a model with them falls without end (16 × 128, fresh bins: a third of all steps went
+    astray).
     """
-
-    parts: list[np.ndarray]
-
-    def times(self, x: np.ndarray) -> np.ndarray:
-        """K x."""
-        return sum(((vector @ x) * vector for vector in self.parts), np.zeros_like(x))
-
-    def learn(self, step: np.ndarray, change: np.ndarray) -> None:
-        """Update K so that K ``step`` is ``change``, where K stays positive semidefinite."""
-        residual = change - self.times(step)
-        along = float(residual @ step)
-        if along > 1e-8 * np.linalg.norm(residual) * np.linalg.norm(step):
-            self.parts.append(residual / math.sqrt(along))
+    residual = change - _times(curvature, step)
+    along = float(residual @ step)
+    if along > 1e-8 * np.linalg.norm(residual) * np.linalg.norm(step):
+        curvature.append(residual / math.sqrt(along))
 
 
 class _EnoughError(Exception):
@@ -178,14 +175,15 @@ class _EnoughError(Exception):
 
 def _minimum(
     objective: AmplifiedObjective,
-    bend: _Curvature,
+    curvature: list[np.ndarray],
     tangent: Tangent,
     reach: float,
     tolerance: float,
 ) -> tuple[float, np.ndarray]:
     """(lowest value, where) of a tangent's model within ``reach`` of each of its parameters.
 
-    The model has (x - x₀)ᵀ K (x - x₀)/2 added to it, with x₀ the tangent's point and K the bend's.
+    The model has (x - x₀)ᵀ K (x - x₀)/2 added to it, with x₀ the tangent's point and K by
+    :func:`_learn`.
 
     It ends early where the rest cannot be worth it, or where the model cannot be trusted.
     """
@@ -197,7 +195,7 @@ def _minimum(
         nonlocal lowest, best
         value_there, slope = objective.model(tangent, parameters)
         away = parameters - tangent.point
-        push = bend.times(away)
+        push = _times(curvature, away)
         value_there, slope = value_there + float(away @ push) / 2, slope + push
         if not (math.isfinite(value_there) and np.all(np.isfinite(slope))):
             return lowest + 1.0, np.zeros_like(parameters)  # the line search backs off
