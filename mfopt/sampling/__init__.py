@@ -13,11 +13,18 @@ A new scheme is a subclass of :class:`Scheme`; being defined registers it. :mod:
 checks it, and :mod:`mfopt.accounting.account` says how an accountant is given to it.
 """
 
-from mfopt.sampling._bins import BinScheme
 from mfopt.sampling._generator import generator
 from mfopt.sampling.b_min_sep import BMinSep
 from mfopt.sampling.balls_in_bins import BallsInBins
-from mfopt.sampling.base import Adjacency, Scheme, from_description, parse, registered, require
+from mfopt.sampling.base import (
+    Adjacency,
+    BinScheme,
+    Scheme,
+    from_description,
+    parse,
+    registered,
+    require,
+)
 from mfopt.sampling.cyclic_poisson import CyclicPoisson
 from mfopt.sampling.fixed_batch import FixedBatch
 from mfopt.sampling.fixed_order import FixedOrder

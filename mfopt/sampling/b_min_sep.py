@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from mfopt._runtime import _check
-from mfopt.sampling._bins import SeparatedScheme
 from mfopt.sampling._generator import generator
+from mfopt.sampling.base import SeparatedScheme
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from mfopt.sampling._bins import AssignedBins
+from mfopt.sampling.base import AssignedBins
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,7 @@ import numpy as np
 import scipy
 
 from mfopt._runtime import _check
-from mfopt.sampling._bins import BinScheme
-from mfopt.sampling.base import Adjacency, Frozen
+from mfopt.sampling.base import Adjacency, BinScheme, Frozen
 
 
 @dataclasses.dataclass(frozen=True)

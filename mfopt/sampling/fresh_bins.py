@@ -6,7 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from mfopt._runtime import _check
-from mfopt.sampling._bins import AssignedBins
+from mfopt.sampling.base import AssignedBins
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from mfopt.sampling._bins import SeparatedScheme
+from mfopt.sampling.base import SeparatedScheme
 from mfopt.sampling.cyclic_poisson import CyclicPoisson
 
 
