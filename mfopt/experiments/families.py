@@ -322,4 +322,4 @@ def _user_kinds() -> set[str]:
     """Kinds that a user has defined and that the optimizer, or nothing but a name, makes."""
     defined = registered().items()
     user_kinds = {kind for kind, cls in defined if not cls.__module__.startswith("mfopt.")}
-    return user_kinds & {*kinds.names(), *kinds.fixed_names()}
+    return user_kinds & {*kinds.all_names()}

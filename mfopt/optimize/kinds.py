@@ -11,7 +11,7 @@ Kinds come after one another: a search from the optimum of a smaller kind cannot
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -187,18 +187,6 @@ def check(name: str) -> str:
         _plugins.load()
     way_out = "" if isinstance(name, str) else "For a matrix of your own, mfopt.calibrate finds σ."
     return _check.choice("strategy", name, all_names(), way_out)
-
-
-def by_name(strategy: str | Sequence[str]) -> tuple[str, ...]:
-    """The kinds that a caller names, one or several, each once.
-
-    Raises:
-      UsageError: none, or an unknown one.
-    """
-    names_given = strategy if isinstance(strategy, list | tuple) else (strategy,)
-    if not names_given:
-        raise _check.reject("strategy", strategy, "names no kind", '"blt" is one.')
-    return tuple(dict.fromkeys(map(check, names_given)))
 
 
 def find(name: str) -> Kind:

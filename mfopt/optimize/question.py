@@ -70,7 +70,10 @@ class Form:
 
     def __post_init__(self) -> None:
         if self.strategy is not None:
-            object.__setattr__(self, "strategy", kinds.by_name(self.strategy))
+            names = self.strategy if isinstance(self.strategy, list | tuple) else (self.strategy,)
+            if not names:
+                raise _check.reject("strategy", self.strategy, "names no kind", '"blt" is one.')
+            object.__setattr__(self, "strategy", tuple(dict.fromkeys(map(kinds.check, names))))
         for name in ("bands", "buffers"):
             number = _check.optional(_check.integer, name, getattr(self, name))
             object.__setattr__(self, name, number)
