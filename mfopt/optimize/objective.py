@@ -35,7 +35,7 @@ from mfopt.accounting.monte_carlo.protocol import SampledLaw
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.errors import FailureError
 from mfopt.optimize import implicit
-from mfopt.optimize.parameterization import Build, Parameterization, built
+from mfopt.optimize.parameterization import Build, Parameterization
 from mfopt.strategies import Strategy
 from mfopt.workloads import PrefixSums, Workload
 
@@ -186,6 +186,19 @@ class _Statistic(NamedTuple):
     reduced: PyTree
     norm: Scalar
     log_scale: Scalar
+
+
+@wide
+def built(build: Build, parameters: np.ndarray) -> Strategy:
+    """The strategy of these parameters, of numpy arrays.
+
+    Compiled as one: operation by operation its first call would take seconds.
+    """
+    strategy: Strategy = jax.device_get(_compiled(build)(np.asarray(parameters)))
+    return strategy
+
+
+_compiled = functools.lru_cache(maxsize=16)(_quick.jit)
 
 
 class AmplifiedObjective:

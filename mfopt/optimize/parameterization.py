@@ -30,8 +30,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._runtime import _quick
-from mfopt._runtime._float64 import float64
 from mfopt.strategies import (
     BLT,
     Banded,
@@ -64,19 +62,6 @@ class Parameterization(NamedTuple):
     build: Build
 
 
-@float64
-def built(build: Build, parameters: np.ndarray) -> Strategy:
-    """The strategy of these parameters, of numpy arrays.
-
-    Compiled as one: operation by operation its first call would take seconds.
-    """
-    point: Any = np.asarray(parameters)
-    return _compiled(build)(point)
-
-
-_compiled = functools.lru_cache(maxsize=16)(_quick.jit)
-
-
 def _log(coefs: np.ndarray) -> np.ndarray:
     """Logarithms of c_1.. relative to c_0."""
     return np.log(np.maximum(coefs[1:] / coefs[0], _FLOOR))
@@ -86,13 +71,11 @@ def _unit(x: jax.Array) -> jax.Array:
     return jnp.concatenate([jnp.ones(1), jnp.exp(x)])
 
 
-@float64
 def toeplitz(strategy: Toeplitz, n: int) -> Parameterization:
     """Logarithms of the coefficients of lag 1, 2, …, relative to the diagonal."""
     return Parameterization(_log(np.asarray(strategy.toeplitz_coefs(n))), _build_toeplitz)
 
 
-@float64
 def banded_toeplitz(strategy: BandedToeplitz, n: int) -> Parameterization:
     """Logarithms of the coefficients inside the band, relative to the diagonal, made independent.
 
@@ -121,7 +104,6 @@ def _build_banded_toeplitz(x: jax.Array) -> Strategy:
     return BandedToeplitz(_unit(sums / (jnp.arange(len(x)) + 2)))
 
 
-@float64
 def blt(strategy: BLT, n: int) -> Parameterization:
     """log ω and the logit of λ."""
     decay = np.clip(np.asarray(strategy.decay), _FLOOR, 1 - _FLOOR)
@@ -135,7 +117,6 @@ def _build_blt(x: jax.Array) -> Strategy:
     return BLT(jnp.exp(scale), jax.nn.sigmoid(decay))
 
 
-@float64
 def cleared_blt(strategy: ClearedBLT, n: int) -> Parameterization:
     """log ω and the logit of λ; periods and blocks stay."""
     start = blt(BLT(strategy.scale, strategy.decay), n).start
@@ -152,7 +133,6 @@ class _BuildCleared:
         return ClearedBLT(jnp.exp(scale), jax.nn.sigmoid(decay), self.periods, self.blocks)
 
 
-@float64
 def wave_blt(strategy: WaveBLT, n: int) -> Parameterization:
     """log ω, the logit of λ, and the wave's log w, logit of ρ and m, log θ and φ."""
     scale = np.maximum(np.append(strategy.scale, strategy.weight), _FLOOR)
@@ -186,7 +166,6 @@ class _BuildWave:
         )
 
 
-@float64
 def banded(strategy: Banded, n: int) -> Parameterization:
     """Logarithms of the entries inside the band."""
     # entries below row n have no effect and keep their start
@@ -203,7 +182,6 @@ class _BuildBanded:
         return Banded(jnp.exp(x).reshape(self.shape))
 
 
-@float64
 def dense(strategy: Dense, n: int) -> Parameterization:
     """Logarithms of all entries."""
     # a full square of parameters: the half above the diagonal has no effect, and masking it is

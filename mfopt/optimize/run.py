@@ -18,9 +18,16 @@ from mfopt.accounting.monte_carlo.protocol import SampledLaw, law
 from mfopt.errors import FailureError, UsageError
 from mfopt.optimize import defaults, kinds, sizes
 from mfopt.optimize.kinds import Kind
-from mfopt.optimize.objective import AmplifiedObjective, Evaluation, Loss, Objective, Samples
+from mfopt.optimize.objective import (
+    AmplifiedObjective,
+    Evaluation,
+    Loss,
+    Objective,
+    Samples,
+    built,
+)
 from mfopt.optimize.optimizers import Descent, Evaluator, Step, Trace, lbfgs
-from mfopt.optimize.parameterization import Build, Parameterization, built
+from mfopt.optimize.parameterization import Build, Parameterization
 from mfopt.optimize.question import Question, Search, Target
 from mfopt.optimize.search import CHECKS, minimize
 from mfopt.progress import Report, silent
