@@ -26,10 +26,11 @@ def pytree(cls: type[T]) -> type[T]:
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     static = [f.name for f in fields if f.metadata.get("static")]
     children = [f.name for f in fields if not f.metadata.get("static")]
-    before_flatten = getattr(cls, "before_flatten", lambda _: None)
+    before_flatten = getattr(cls, "before_flatten", None)
 
     def flatten(instance: T) -> tuple[list[tuple[object, object]], tuple[object, ...]]:
-        before_flatten(instance)
+        if before_flatten is not None:
+            before_flatten(instance)
         key = jax.tree_util.GetAttrKey
         values = [(key(name), getattr(instance, name)) for name in children]
         return values, tuple(getattr(instance, name) for name in static)

@@ -183,8 +183,11 @@ def check(name: str) -> str:
     Raises:
       UsageError: no kind of that name can be optimized or is known once its size is.
     """
-    if isinstance(name, str) and name not in all_names():
-        _plugins.load()
+    if isinstance(name, str):
+        if name in _KINDS:
+            return name
+        if name not in all_names():
+            _plugins.load()
     way_out = "" if isinstance(name, str) else "For a matrix of your own, mfopt.calibrate finds σ."
     return _check.choice("strategy", name, all_names(), way_out)
 
