@@ -71,7 +71,7 @@ def final_model_error(factorization: Factorization, error: float | None = None) 
     shown = f"{factorization.final_model_error:.4f} over four schedules"
     if error is not None:
         shown = f"{error:.4f} under --schedule, {shown}"
-    return f"{shown}  (as bad as independent noise of this σ)"
+    return f"{shown}  (σ of independent noise with that error)"
 
 
 def error_under(factorization: Factorization, rates: Schedule | None) -> float | None:
