@@ -109,13 +109,16 @@ def test_a_scheme_without_accountant_is_refused_and_nothing_is_inherited():
         account(Mechanism(OftenPoisson(0.1, 5)), noise_multiplier=1.0, delta=1e-5)
 
 
-def test_of_sampled_accounts_one_is_asked_and_a_free_bound_stands_in_for_a_failure(monkeypatch):
-    from mfopt.accounting.account import registered
-
-    assert [type(a).__name__ for a in registered()["registry-test-everyone"]] == ["Loose", "Tight"]
+@pytest.fixture
+def accountants(monkeypatch):
+    """Accountants of the scheme by name, none at first."""
+    by_name = {}
     table = sys.modules["mfopt.accounting.account"]._REGISTERED
-    monkeypatch.setitem(table, Everyone.kind, {})
+    monkeypatch.setitem(table, Everyone.kind, by_name)
+    return by_name
 
+
+def test_of_sampled_accounts_one_is_asked_and_a_free_bound_stands_in_for_a_failure(accountants):
     def register(value):
         class OneSampled(Accountant):
             sampled = True
@@ -126,24 +129,24 @@ def test_of_sampled_accounts_one_is_asked_and_a_free_bound_stands_in_for_a_failu
             def analysis(self, mechanism, effort):
                 return Sampled(mechanism, value)
 
-        table[Everyone.kind][f"sampled {value}"] = OneSampled
+        accountants[f"sampled {value}"] = OneSampled
 
     class Free(Loose):
         free = True
 
     mechanism = Mechanism(Everyone(9))
-    table[Everyone.kind]["free"] = Free
+    accountants["free"] = Free
     with pytest.raises(UsageError, match="no accountant"):  # a free bound alone is no support
         analysis(mechanism)
     register(0.5)
     register(0.25)
     guarantee = account(mechanism, noise_multiplier=3.0, delta=1e-5)
     assert guarantee.epsilon == 0.5 and guarantee.details["least_of"] == ["loose", "sampled 0.5"]
-    table[Everyone.kind] = {"free": Free}
+    del accountants["sampled 0.5"], accountants["sampled 0.25"]
     register(None)
     guarantee = account(mechanism, noise_multiplier=3.0, delta=1e-5)
     assert guarantee.method == "loose" and guarantee.details["without_answer"]
-    del table[Everyone.kind]["free"]
+    del accountants["free"]
     with pytest.raises(FailureError, match="found none"):
         account(mechanism, noise_multiplier=3.0, delta=1e-5)
 
@@ -169,10 +172,9 @@ def test_what_is_no_scheme_or_no_mechanism_is_refused():
     ("spent", "charged"), [(None, 3e-3), (0.0, 0.0), (1e-3, 1e-3)], ids=["silent", "none", "one"]
 )
 @pytest.mark.parametrize("value", [None, 100.0], ids=["refused", "answered"])
-def test_tests_of_a_third_party_have_their_share_of_delta(spent, charged, value, monkeypatch):
+def test_tests_of_a_third_party_have_their_share_of_delta(spent, charged, value, accountants):
     """Beside them, refused or not, what holds anyway is asked at δ less what they have spent."""
-    table = sys.modules["mfopt.accounting.account"]._REGISTERED
-    monkeypatch.setitem(table, Everyone.kind, {"tight": Tight})
+    accountants["tight"] = Tight
 
     class OneSampled(Loose):
         schemes, sampled = (), True
@@ -180,7 +182,7 @@ def test_tests_of_a_third_party_have_their_share_of_delta(spent, charged, value,
         def analysis(self, mechanism, effort):
             return Sampled(mechanism, value, spent)
 
-    table[Everyone.kind]["sampled"] = OneSampled
+    accountants["sampled"] = OneSampled
     guarantee = account(Mechanism(Everyone(9)), noise_multiplier=3.0, delta=1e-5)
     assert guarantee.method == "tight" and guarantee.delta == 1e-5
     expected = gaussian.epsilon(1.0, 1e-5 * (1 - charged))
@@ -193,17 +195,14 @@ def test_tests_of_a_third_party_have_their_share_of_delta(spent, charged, value,
     assert math.log(beside.delta) == pytest.approx(gaussian.log_delta(1.0, 1.0), rel=1e-12)
 
 
-def test_a_sampled_accountant_has_to_say_what_its_tests_spend(monkeypatch):
-    table = sys.modules["mfopt.accounting.account"]._REGISTERED
-    monkeypatch.setitem(table, Everyone.kind, {})
-
+def test_a_sampled_accountant_has_to_say_what_its_tests_spend(accountants):
     class Silent(Loose):
         schemes, sampled = (), True
 
         def analysis(self, mechanism, effort):
             return object()
 
-    table[Everyone.kind]["silent"] = Silent
+    accountants["silent"] = Silent
     with pytest.raises(TypeError, match=r"Silent.analysis: object must be .*SampledAnalysis"):
         account(Mechanism(Everyone(9)), noise_multiplier=3.0, delta=1e-5)
 

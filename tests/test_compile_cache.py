@@ -2,6 +2,7 @@
 
 import os
 import sys
+from unittest import mock
 
 import pytest
 from mfopt_cli import compile_cache
@@ -61,12 +62,12 @@ def test_nothing_is_written_where_a_command_is_told(tmp_path):
 def fresh(monkeypatch, tmp_path):
     """A process that has not imported JAX, and its folder of cached programs."""
     monkeypatch.delitem(sys.modules, "jax", raising=False)
-    for name in ("COMPILATION_CACHE_DIR", "COMPILATION_CACHE_MAX_SIZE"):
-        monkeypatch.setenv(f"JAX_{name}", "")  # so that what is set is undone
-        monkeypatch.delenv(f"JAX_{name}")
-    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "1")
-    monkeypatch.setenv(compile_cache.VARIABLE, str(tmp_path))
-    return tmp_path / "compiled"
+    settings = {compile_cache.VARIABLE: str(tmp_path)}
+    settings["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "1"
+    with mock.patch.dict(os.environ, settings):  # what is set meanwhile is undone
+        for name in ("COMPILATION_CACHE_DIR", "COMPILATION_CACHE_MAX_SIZE"):
+            os.environ.pop(f"JAX_{name}", None)
+        yield tmp_path / "compiled"
 
 
 def test_a_folder_that_others_may_write_to_is_narrowed_and_anothers_is_not_used(fresh, monkeypatch):
@@ -77,7 +78,7 @@ def test_a_folder_that_others_may_write_to_is_narrowed_and_anothers_is_not_used(
     assert fresh.stat().st_mode & 0o777 == 0o700
     assert os.environ["JAX_COMPILATION_CACHE_DIR"] == str(folder)
     assert int(os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"]) == compile_cache.MOST_BYTES
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    del os.environ["JAX_COMPILATION_CACHE_DIR"]
     monkeypatch.setattr(os, "getuid", lambda: fresh.stat().st_uid + 1)
     assert compile_cache.switch_on() is None and "JAX_COMPILATION_CACHE_DIR" not in os.environ
 
@@ -88,7 +89,7 @@ def test_no_cache_is_set_where_another_choice_was_made(reason, fresh, monkeypatc
         monkeypatch.setitem(sys.modules, "jax", None)
     else:
         name = compile_cache.VARIABLE if reason == "switched off" else "JAX_COMPILATION_CACHE_DIR"
-        monkeypatch.setenv(name, "off" if reason == "switched off" else "theirs")
+        os.environ[name] = "off" if reason == "switched off" else "theirs"
     value = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     assert compile_cache.switch_on() is None
     assert os.environ.get("JAX_COMPILATION_CACHE_DIR") == value and not fresh.exists()
