@@ -28,6 +28,14 @@ def _folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the keys of optimizers' states
 
 
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """What devices without the counter-based draws use from now on, run here on the CPU."""
+    from mfopt.noise import _torch_parts
+
+    return lambda: monkeypatch.setattr(_torch_parts, "part_for", lambda _: _torch_parts.OnDevice)
+
+
 def make(strategy, n=N, **options):
     settings = {"noise_multiplier": 2.0, "clip_norm": 0.5, **options}
     return NoiseStream(strategy, iterations=n, **settings)
@@ -53,8 +61,18 @@ def test_what_is_no_stream_or_no_list_of_tensors_is_refused():
             TorchNoise(stream, bad)
         with pytest.raises(UsageError, match=r"sums = .*list of tensors"):
             TorchNoise(stream, tensors()).add_to(bad)
-    for call in (lambda: TorchNoise(None, tensors()), lambda: add_noise(None)):
-        with pytest.raises(UsageError, match=r"stream = .*from_factorization"):
+    integers = [torch.zeros(2, dtype=torch.int32)]
+    key = np.arange(8, dtype=np.uint32)
+    for call, match in (
+        (lambda: TorchNoise(None, tensors()), "stream = .*from_factorization"),
+        (lambda: add_noise(None), "stream = .*from_factorization"),
+        (lambda: TorchNoise(make(S.Identity(), secure=True), tensors()), "secure"),
+        (lambda: TorchNoise(stream, []), "parameters"),
+        (lambda: TorchNoise(stream, [1.0]), "parameters"),
+        (lambda: TorchNoise(stream, integers), "parameters"),
+        (lambda: TorchNoise(stream, tensors(), seed=1, key=key), "not both"),
+    ):
+        with pytest.raises(UsageError, match=match):
             call()
 
 
@@ -83,11 +101,8 @@ def test_torch_noise_is_that_of_the_jax_stream(kind, dtype, tolerance):
 
 @pytest.mark.parametrize("past", before_release(["auto", "store"], 0))
 @pytest.mark.parametrize("kind", SOME_KINDS)
-def test_torch_noise_from_the_generator_of_other_devices(kind, past, monkeypatch):
-    # what devices without the counter-based draws use, run here on the CPU
-    from mfopt.noise import _torch_parts
-
-    monkeypatch.setattr(_torch_parts, "part_for", lambda device: _torch_parts.OnDevice)
+def test_torch_noise_from_the_generator_of_other_devices(kind, past, elsewhere):
+    elsewhere()
     strategy = every_strategy(N)[kind]
     noise = TorchNoise(make(strategy, past=past), tensors(), seed=3)
     white = TorchNoise(make(S.Identity()), tensors(), seed=3)
@@ -100,13 +115,11 @@ def test_torch_noise_from_the_generator_of_other_devices(kind, past, monkeypatch
 
 
 @pytest.mark.parametrize("kind", ["blt", "sqrt"])
-def test_torch_noise_of_other_devices_goes_on_from_its_state(kind, monkeypatch):
-    from mfopt.noise import _torch_parts
-
+def test_torch_noise_of_other_devices_goes_on_from_its_state(kind, elsewhere):
     stream = make(every_strategy(N)[kind])
     counted = TorchNoise(stream, tensors(), seed=3)
     counted.next()
-    monkeypatch.setattr(_torch_parts, "part_for", lambda device: _torch_parts.OnDevice)
+    elsewhere()
     noise = TorchNoise(stream, tensors(), seed=3)
     noise.next()
     saved = noise.contents()
@@ -213,15 +226,6 @@ def test_torch_noise_is_fresh_unless_pinned_and_hides_its_key():
     secret = TorchNoise(stream, tensors(), key=np.array([123456789] * 8, np.uint32))
     assert "123456789" not in repr(secret) and "secret" in repr(secret)
     assert "not private" in repr(TorchNoise(stream, tensors(), seed=1))
-    with pytest.raises(UsageError, match="not both"):
-        TorchNoise(stream, tensors(), seed=1, key=np.arange(8, dtype=np.uint32))
-
-
-@pytest.mark.parametrize("bad", [[], [1.0], "integers"])
-def test_torch_refuses_parameters_without_noise(bad):
-    bad = [torch.zeros(2, dtype=torch.int32)] if bad == "integers" else bad
-    with pytest.raises(UsageError, match="parameters"):
-        TorchNoise(make(S.Identity()), bad)
 
 
 @pytest.mark.parametrize("buffer_dtype", [None, jnp.bfloat16])
@@ -311,10 +315,8 @@ def test_where_norms_tell_little_all_sums_are_read(norms):
     assert [digest(places) == digest([5000, 5001]) for places in others] == [False] * 3 + [True]
 
 
-def test_the_same_sums_with_other_draws_are_another_release(monkeypatch):
+def test_the_same_sums_with_other_draws_are_another_release(elsewhere):
     """As on another device, whose noise would be a second answer to one question."""
-    from mfopt.noise import _torch_parts
-
     noise = TorchNoise(make(S.Identity()), tensors())
     noise.save("state.npz")
     noise.add_to(tensors())
@@ -323,16 +325,11 @@ def test_the_same_sums_with_other_draws_are_another_release(monkeypatch):
     again.load("state.npz")
     again.add_to(tensors())
     del again
-    monkeypatch.setattr(_torch_parts, "part_for", lambda device: _torch_parts.OnDevice)
-    elsewhere = TorchNoise(make(S.Identity()), tensors())
-    elsewhere.load("state.npz")
+    elsewhere()
+    other = TorchNoise(make(S.Identity()), tensors())
+    other.load("state.npz")
     with pytest.raises(UsageError, match="was released already"):
-        elsewhere.add_to(tensors())
-
-
-def test_secure_streams_are_refused_outside_of_jax():
-    with pytest.raises(UsageError, match="secure"):
-        TorchNoise(make(S.Identity(), secure=True), tensors())
+        other.add_to(tensors())
 
 
 def test_a_state_that_is_refused_changes_nothing():
