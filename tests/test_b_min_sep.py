@@ -2,6 +2,7 @@
 
 import math
 
+import bench_truth
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,9 +16,10 @@ from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, separated_ceilings
 from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw
 from mfopt.accounting.monte_carlo.evidence import Trial
+from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.errors import FailureError, UsageError
-from mfopt.sampling import BMinSep
+from mfopt.sampling import BMinSep, FreshBins
 from mfopt.strategies import BandedSquareRoot, BandedToeplitz, Identity
 from mfopt.training import attack
 
@@ -114,21 +116,34 @@ def test_ceiling_of_a_mean_holds_for_participations_at_the_least_distance(scheme
     assert log_mean - 0.12 * order <= mean <= log_mean + 1e-9
 
 
-@pytest.mark.release
-def test_gradients_agree_with_differences():
-    actual = BMinSepLaw(BMinSep(6, 2, 4))
+@pytest.mark.parametrize(
+    ("scheme", "bands"),
+    [  # bands in whole numbers of a tile, and more than one has
+        pytest.param(BMinSep(6, 2, 4), 3, marks=pytest.mark.release),
+        pytest.param(FreshBins(4, 3), 3, marks=pytest.mark.ci),
+        pytest.param(FreshBins(18, 2), 17, marks=pytest.mark.release),
+    ],
+)
+def test_frozen_draws_have_the_divergence_of_the_truth_and_gradients_of_differences(scheme, bands):
+    searched, coefs = law(scheme), 0.7 ** np.arange(bands)
+    (patterns,) = bench_truth.laws(scheme, 1)
+    modes = np.array([*patterns]) @ BandedToeplitz(coefs).materialize(scheme.iterations).T
+    truth, _ = bench_truth.mixture(modes, 1.2, 1.0, np.array([*patterns.values()]))["remove"]
 
     @float64
     def check():
-        draws, position = actual.draws(chunked.seed_key(0), 512), jnp.array([1.0, 0.5, 0.3])
-        nearby = actual.proposal(actual.reduced(BandedToeplitz(position)), 1.2, 1.0)
+        draws, position = searched.draws(chunked.seed_key(0), 2**13), jnp.asarray(coefs)
+        nearby = searched.proposal(searched.reduced(BandedToeplitz(position)), 1.2, 1.0)
 
         @jax.jit
         def value(coefficients, log_sigma):
-            terms = actual.frozen(actual.reduced(BandedToeplitz(coefficients)), nearby, draws)
-            return actual.log_delta(terms, log_sigma, 1.0)
+            terms = searched.frozen(searched.reduced(BandedToeplitz(coefficients)), nearby, draws)
+            return searched.log_delta(terms, log_sigma, 1.0)
 
-        check_grads(value, (position, math.log(1.2)), order=1, modes=["rev"], rtol=1e-4)
+        away = [float(value(position, math.log(s))) - math.log(truth) for s in (1.2, 1.25)]
+        assert abs(away[0]) < 0.04 < abs(away[1])  # the second is a control
+        point = position, math.log(1.2)
+        check_grads(value, point, order=1, modes=["rev"], rtol=3e-4)
 
     check()
 

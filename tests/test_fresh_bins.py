@@ -1,10 +1,8 @@
 """Fresh bins: scheme, likelihood, ceilings and estimators against all patterns written out."""
 
-import dataclasses
 import math
 
 import bench_truth
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,10 +14,8 @@ from mfopt._runtime._float64 import float64
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.monte_carlo import (
     band,
-    chunked,
     likelihood,
     pattern_ceilings,
-    pattern_frozen,
 )
 from mfopt.accounting.monte_carlo.calibrate import calibrate
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw, FreshBinsLoss
@@ -42,25 +38,7 @@ def all_patterns(matrix, scheme):
     return matrix @ np.array([*law]).T
 
 
-@pytest.mark.parametrize(("bands", "n"), before_release([(1, 5), (5, 12), (20, 70)], 1))
-def test_a_product_with_overlaps_and_its_gradient_are_those_of_the_overlaps(bands, n):
-    rng, inside = np.random.default_rng(0), np.add.outer(np.arange(bands), np.arange(n)) < n
-    columns, slope = (np.where(inside, rng.normal(size=(bands, n)), 0) for _ in range(2))
-
-    @float64
-    def pair(product):
-        return jax.value_and_grad(product)(jnp.asarray(columns))
-
-    actual = pair(lambda x: band.gram_product(jnp.asarray(slope), x))
-    expected = pair(lambda x: jnp.sum(slope * band.gram(x)))
-    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-12)
-    np.testing.assert_allclose(inside * actual[1], inside * expected[1], atol=1e-12)
-
-
-BINS, EPOCHS, BANDS, EPSILON = 4, 3, 3, 0.7
-
-
-def loss_of(bands, bins=BINS, epochs=EPOCHS):
+def loss_of(bands, bins, epochs):
     matrix = Banded.from_dense(banded(bins * epochs, bands), bands)
     return FreshBinsLaw(FreshBins(bins, epochs)).loss(matrix)
 
@@ -103,68 +81,6 @@ def test_a_large_epsilon_has_the_sigma_of_other_seeds():
     model = OneUnit(FreshBinsLaw(scheme).loss(c))
     sigma = Engine(model, 1).noise_multiplier(64.0, 1e-4)
     assert sigma.method == model.method and sigma.noise_multiplier < 0.36
-
-
-@pytest.mark.parametrize("bands", before_release([1, 3, 16, 20], 1))
-def test_a_product_with_bands_and_its_slope_are_those_of_the_dense_matrix(bands):
-    n, rng = 45, np.random.default_rng(3)
-    lower, x, weights = (
-        rng.normal(size=(bands, n)),
-        rng.normal(size=(7, n)),
-        rng.normal(size=(7, n)),
-    )
-    for d in range(bands):
-        lower[d, n - d :] = 0
-    dense = sum(np.diag(lower[d, : n - d], -d) for d in range(bands))
-
-    @float64
-    def actual():
-        product, back = jax.vjp(band.transposed, jnp.asarray(lower), jnp.asarray(x))
-        return product, *back(jnp.asarray(weights))
-
-    product, by_band, by_x = actual()
-    np.testing.assert_allclose(product, x @ dense, atol=1e-12)
-    np.testing.assert_allclose(by_x, weights @ dense.T, atol=1e-12)
-    dense_slope = x.T @ weights  # slope of each entry M[i, j]
-    for d in range(bands):
-        np.testing.assert_allclose(by_band[d, : n - d], np.diagonal(dense_slope, -d), atol=1e-12)
-        if d:  # the control: row and column taken for one another
-            assert np.max(np.abs(by_band[d, : n - d] - np.diagonal(dense_slope, d))) > 0.1
-
-
-@pytest.mark.release
-def test_what_a_search_keeps_of_its_draws_gives_the_value_and_slope_of_all_that_is_made_anew():
-    scheme, matrix = FreshBins(BINS, EPOCHS), Banded.from_dense(banded(BINS * EPOCHS, BANDS), BANDS)
-    made_from = FreshBinsLaw(scheme)
-
-    @float64
-    def actual(kept, gram, columns=None):
-        proposal = pattern_frozen.PatternProposal(jnp.array(1.5), jnp.array(0.3))
-        draws = made_from.draws(chunked.seed_key(6), 512)
-
-        def value(gram):
-            reduced = made_from.prepared(gram)
-            if columns is not None:
-                reduced = dataclasses.replace(reduced, columns=columns)
-            if kept:
-                terms = made_from.frozen(reduced, proposal, draws)
-                return made_from.log_delta(terms, jnp.log(SIGMA), EPSILON)
-            terms = pattern_frozen.terms(reduced, proposal, draws)
-            log_values = pattern_frozen.log_values(reduced, proposal, jnp.log(SIGMA), EPSILON)
-            values = log_values(terms.centre, terms.noise)
-            return jax.scipy.special.logsumexp(values) - math.log(values.size)
-
-        position, slope = jax.value_and_grad(value)(jnp.asarray(gram))
-        return np.asarray(position), np.asarray(slope)
-
-    gram = float64(made_from.quadratic)(matrix)
-    value, slope = actual(True, gram)
-    expected, its_slope = actual(False, gram)
-    np.testing.assert_allclose(value, expected, atol=1e-6)  # the draws themselves are float32
-    np.testing.assert_allclose(slope, its_slope, atol=1e-5 * np.max(np.abs(its_slope)))
-    # the control: noise of another C than that of the overlaps
-    other = float64(lambda: 1.01 * band.factor(jnp.asarray(gram)))()
-    assert abs(actual(True, gram, other)[0] - expected) > 1e-4
 
 
 def test_more_bands_than_bins_negative_entries_and_subclasses_are_refused():

@@ -106,6 +106,7 @@ CELLS = {
     "fresh bins": Cell(FreshBins(4, 3), 3, 2.0),
     "fresh bins, as many bands": Cell(FreshBins(4, 3), 4, 2.5),
     "fresh bins, kept for two epochs": Cell(FreshBins(4, 4, 2), 3, 2.5),
+    "fresh bins, many bands": Cell(FreshBins(18, 2), 17, 4.0),
     "separated": Cell(BMinSep(4, 3, 2), 2, 1.1),
     "separated, long rest": Cell(BMinSep(5, 2, 4), 3, 1.1),
     "random partition": Cell(RandomPartition(5, 1, 2), 2, 0.9),
@@ -116,7 +117,12 @@ COUNTED = {
     "one unit, C = I": Cell(BallsInBins(8, 4), 0, 2.0),
     "three units, C = I": Cell(BallsInBins(4, 2), 0, 2.5, 3),
 }
-SELDOM = "fresh bins, kept for two epochs", "separated, long rest", "pairs in kept bins"
+SELDOM = (
+    "fresh bins, kept for two epochs",
+    "fresh bins, many bands",
+    "separated, long rest",
+    "pairs in kept bins",
+)
 
 
 def cells(*later, counted=False):
