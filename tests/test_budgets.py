@@ -33,7 +33,7 @@ NODES = {
     "mfopt/torch": 18_190,
     "mfopt/training": 60_070,
     "cli": 27_435,
-    "tests": 292_710,
+    "tests": 291_550,
 }
 PUBLIC_NAMES = 1102  # functions and classes of mfopt and cli
 WIDE_FUNCTIONS = 14  # with more than 6 parameters
