@@ -21,7 +21,8 @@ import numpy as np
 from mfopt._runtime import _check, _sizes
 from mfopt._runtime._types import JsonObject
 from mfopt.accounting.account import Effort, account, analysis
-from mfopt.accounting.accountants.independent_rounds import ROUNDS, refuse_replacement
+from mfopt.accounting.accountants.independent_rounds import ROUNDS
+from mfopt.accounting.accountants.sampled import refuse_replacement
 from mfopt.accounting.analyses import Analysis
 from mfopt.accounting.loss_distribution import poisson
 from mfopt.accounting.loss_distribution.grid import RepeatedRound

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,9 +12,40 @@ from mfopt._runtime import _check
 from mfopt._runtime._float64 import float64
 from mfopt._runtime._types import JsonObject
 from mfopt.strategies import series
-from mfopt.strategies.base import ToeplitzStrategy
-from mfopt.strategies.buffered import Exponentials
+from mfopt.strategies.base import Strategy, ToeplitzStrategy
 from mfopt.strategies.fields import Array, parameter
+
+
+class Exponentials(Strategy):
+    """C with exponentials ω_i λ_i^k, ω >= 0 and λ in [0, 1], below a diagonal g > 0."""
+
+    scaled_by: ClassVar[str] = "gain"
+
+    if TYPE_CHECKING:  # parameters of the subclass, which has them in an order of its own
+
+        @property
+        def scale(self) -> Array: ...
+
+        @property
+        def decay(self) -> Array: ...
+
+        @property
+        def gain(self) -> Array: ...
+
+    def check_parameters(self) -> None:
+        if self.scale.shape != self.decay.shape:
+            raise _check.reject(
+                "scale, decay", (self.scale.shape, self.decay.shape), "must be equally long"
+            )
+
+    def check_domain(self, *shares: str) -> None:
+        """Raise :class:`UsageError` unless g is finite and > 0, and λ and ``shares`` in [0, 1]."""
+        for name in ("decay", *shares):
+            values = np.asarray(getattr(self, name))
+            if not np.all((values >= 0) & (values <= 1)):
+                raise _check.reject(name, values.tolist(), "must lie in [0, 1]")
+        if not 0 < float(self.gain) < np.inf:
+            raise _check.reject("gain", float(self.gain), "must be a finite number > 0")
 
 
 class BLT(Exponentials, ToeplitzStrategy):

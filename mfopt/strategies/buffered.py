@@ -3,49 +3,15 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._runtime import _check
 from mfopt._runtime._float64 import compiled
 from mfopt.sampling import BallsInBins
-from mfopt.strategies.base import Strategy
+from mfopt.strategies.blt import Exponentials
 from mfopt.strategies.fields import Array
-
-
-class Exponentials(Strategy):
-    """C with exponentials ω_i λ_i^k, ω >= 0 and λ in [0, 1], below a diagonal g > 0."""
-
-    scaled_by: ClassVar[str] = "gain"
-
-    if TYPE_CHECKING:  # parameters of the subclass, which has them in an order of its own
-
-        @property
-        def scale(self) -> Array: ...
-
-        @property
-        def decay(self) -> Array: ...
-
-        @property
-        def gain(self) -> Array: ...
-
-    def check_parameters(self) -> None:
-        if self.scale.shape != self.decay.shape:
-            raise _check.reject(
-                "scale, decay", (self.scale.shape, self.decay.shape), "must be equally long"
-            )
-
-    def check_domain(self, *shares: str) -> None:
-        """Raise :class:`UsageError` unless g is finite and > 0, and λ and ``shares`` in [0, 1]."""
-        for name in ("decay", *shares):
-            values = np.asarray(getattr(self, name))
-            if not np.all((values >= 0) & (values <= 1)):
-                raise _check.reject(name, values.tolist(), "must lie in [0, 1]")
-        if not 0 < float(self.gain) < np.inf:
-            raise _check.reject("gain", float(self.gain), "must be a finite number > 0")
 
 
 class Buffered(Exponentials):

@@ -16,7 +16,7 @@ from mfopt._runtime._float64 import compiled, float64
 from mfopt._runtime._types import JsonObject
 from mfopt.strategies import series
 from mfopt.strategies.base import ToeplitzStrategy
-from mfopt.strategies.buffered import Exponentials
+from mfopt.strategies.blt import Exponentials
 from mfopt.strategies.fields import Array, parameter
 
 

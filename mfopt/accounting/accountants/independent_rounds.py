@@ -23,17 +23,6 @@ from mfopt.sampling import CyclicPoisson, FixedBatch, Poisson, Scheme, Truncated
 WITHOUT_AMPLIFICATION = "Gaussian mechanism, no amplification by sampling"
 
 
-def refuse_replacement(mechanism: Mechanism) -> None:
-    """Raise :class:`UsageError` for "replace", which no amplified account covers."""
-    if mechanism.adjacency == "replace":
-        rule = f"not analysed under {mechanism.sampling.kind} sampling"
-        way_out = (
-            "Use 'add-remove' (a replacement is a removal, then an addition), or "
-            "sampling.FixedOrder, whose account covers 'replace'."
-        )
-        raise _check.reject("adjacency", mechanism.adjacency, rule, way_out)
-
-
 class _RoundsAccountant(Accountant):
     """Independent rounds.
 

@@ -10,10 +10,7 @@ from typing import ClassVar
 
 from mfopt._runtime import _check
 from mfopt.accounting.account import Accountant, Effort
-from mfopt.accounting.accountants.independent_rounds import (
-    WITHOUT_AMPLIFICATION,
-    refuse_replacement,
-)
+from mfopt.accounting.accountants.independent_rounds import WITHOUT_AMPLIFICATION
 from mfopt.accounting.accountants.unamplified import gaussian_release
 from mfopt.accounting.analyses import Analysis, DeterministicAnalysis
 from mfopt.accounting.bound import DeterministicBound
@@ -28,6 +25,17 @@ from mfopt.mechanism import Mechanism
 from mfopt.sampling import Scheme
 
 _ROUNDING = 1 + 1e-12  # of the largest norm
+
+
+def refuse_replacement(mechanism: Mechanism) -> None:
+    """Raise :class:`UsageError` for "replace", which no amplified account covers."""
+    if mechanism.adjacency == "replace":
+        rule = f"not analysed under {mechanism.sampling.kind} sampling"
+        way_out = (
+            "Use 'add-remove' (a replacement is a removal, then an addition), or "
+            "sampling.FixedOrder, whose account covers 'replace'."
+        )
+        raise _check.reject("adjacency", mechanism.adjacency, rule, way_out)
 
 
 class SampledAccountant(Accountant):
