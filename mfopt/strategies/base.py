@@ -46,7 +46,18 @@ from mfopt.strategies.fields import Array, Inner, Parameter, inner, parameter, s
 
 _KINDS: dict[str, type[Strategy]] = {}
 # what gives numbers of C: run in float64 without a word in the subclass
-_NUMERIC = {"materialize", "toeplitz_coefs", "inverse_coefs", "multiply", "solve", "modes", "gram"}
+_NUMERIC = {
+    "materialize",
+    "toeplitz_coefs",
+    "inverse_coefs",
+    "multiply",
+    "solve",
+    "solve_transposed",
+    "modes",
+    "gram",
+    "tables",
+    "diagonals",
+}
 
 
 def registered() -> dict[str, type[Strategy]]:
@@ -412,7 +423,6 @@ class ToeplitzStrategy(Strategy):
                 "explains; its inverse cannot be computed in double precision"
             )
 
-    @float64
     def multiply(self, x: Array) -> Array:
         product: Array = series.convolve(self.toeplitz_coefs(x.shape[0]), x)
         return product
@@ -422,7 +432,6 @@ class ToeplitzStrategy(Strategy):
         y = jnp.asarray(y)
         return series.apply(jnp.asarray(self.inverse_coefs(y.shape[0])), y)
 
-    @float64
     def solve_transposed(self, y: Array) -> Array:
         # the transpose of a Toeplitz matrix is itself, both its sides reversed
         solution: Array = series.convolve(self.inverse_coefs(y.shape[0]), y[::-1])[::-1]

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime import _check
-from mfopt._runtime._float64 import float64
 from mfopt._runtime._types import JsonObject
 from mfopt.strategies import series
 from mfopt.strategies.base import Strategy, ToeplitzStrategy
@@ -71,7 +70,6 @@ class BLT(Exponentials, ToeplitzStrategy):
         """Number of buffers d."""
         return len(self.scale)
 
-    @float64
     def toeplitz_coefs(self, n: int) -> Array:
         return self.gain * series.exponentials(self.scale, self.decay, self.check_size(n))
 

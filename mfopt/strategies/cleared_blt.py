@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime import _check
-from mfopt._runtime._float64 import compiled, float64
+from mfopt._runtime._float64 import compiled
 from mfopt._runtime._types import JsonObject
 from mfopt.strategies.buffered import Buffered, ages
 from mfopt.strategies.fields import Array, parameter, setting
@@ -98,7 +98,6 @@ class ClearedBLT(Buffered):
         inside = (lag >= 0) & (lag < len(columns))
         return jnp.where(inside, columns[np.clip(lag, 0, len(columns) - 1), np.arange(n)], 0)
 
-    @float64
     def tables(self, n: int) -> tuple[Array, Array, Array]:
         parts: list[tuple[jax.Array, ...]] = []
         for i, (period, length) in enumerate(zip(self.periods, self.lengths, strict=True)):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime import _check
-from mfopt._runtime._float64 import compiled, float64
+from mfopt._runtime._float64 import compiled
 from mfopt.sampling import BallsInBins, BinScheme
 from mfopt.strategies import blt_gram
 from mfopt.strategies.base import Strategy
@@ -76,7 +76,6 @@ class TimeScaled(Strategy):
                 self._within_limit(n, length, rule)
         return n
 
-    @float64
     def diagonals(self, n: int) -> tuple[Array, Array]:
         """(r, d), each of shape (n,)."""
         self.check_size(n)
@@ -119,7 +118,6 @@ class TimeScaled(Strategy):
         """Arrays of the base; draws are to be divided by r and outputs by d."""
         return {f"base_{name}": value for name, value in self.base.inverse_arrays(n).items()}
 
-    @float64
     def multiply(self, x: Array) -> Array:
         rows, columns = self._along(x)
         return rows * self.base.multiply(columns * x)
@@ -130,7 +128,6 @@ class TimeScaled(Strategy):
         rows, columns = self._along(y)
         return jnp.asarray(self.base.solve(y / rows)) / columns
 
-    @float64
     def solve_transposed(self, y: Array) -> Array:
         rows, columns = self._along(y)
         return self.base.solve_transposed(y / columns) / rows

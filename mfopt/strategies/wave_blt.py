@@ -12,7 +12,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from mfopt._runtime._float64 import compiled, float64
+from mfopt._runtime._float64 import compiled
 from mfopt._runtime._types import JsonObject
 from mfopt.strategies import series
 from mfopt.strategies.base import ToeplitzStrategy
@@ -61,7 +61,6 @@ class WaveBLT(Exponentials, ToeplitzStrategy):
         coefs = series.exponentials(jnp.asarray(self.scale), jnp.asarray(self.decay), n)
         return jnp.asarray(self.gain) * coefs.at[1:].add(wave)
 
-    @float64
     def tables(self, n: int) -> tuple[Array, Array, Array]:
         """(read, decay, feed) as :class:`Buffered` says. The cosine of a difference is split into
         products, so that no buffer depends on another."""
