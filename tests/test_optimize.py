@@ -536,7 +536,7 @@ def test_a_wave_keeps_its_form_when_buffers_are_added():
     assert (grown.weight, grown.frequency, grown.phase) == (wave.weight, wave.frequency, wave.phase)
     assert entry.convert(grown, size._replace(buffers=5)) is None
     assert entry.convert(S.BLT(wave.scale, wave.decay), size) is None
-    assert [s.size.buffers for s in kinds.Stage(entry, size).chain()] == [4, 6]
+    assert [s.size.buffers for s in kinds.stages(entry, size)] == [4, 6]
     with pytest.raises(UsageError, match="buffers = 3: must be at least 4"):
         kinds.Stage(entry, size._replace(buffers=3)).kind.starts(size._replace(buffers=3))
 

@@ -122,14 +122,15 @@ class Stage(NamedTuple):
     kind: Kind
     size: Size
 
-    def chain(self) -> list[Stage]:
-        """Stages that lead here, each once and after its prerequisites, this one last."""
-        stages = {
-            (stage.kind.name, stage.size): stage
-            for earlier in self.kind.prerequisites(self.size)
-            for stage in earlier.chain()
-        }
-        return [*stages.values(), self]
+
+def stages(kind: Kind, size: Size) -> list[Stage]:
+    """Stages that lead to a kind of C, each once and after its prerequisites, its own last."""
+    earlier = {
+        (stage.kind.name, stage.size): stage
+        for prerequisite in kind.prerequisites(size)
+        for stage in stages(*prerequisite)
+    }
+    return [*earlier.values(), Stage(kind, size)]
 
 
 _KINDS: dict[str, Kind] = {}

@@ -131,7 +131,8 @@ def optimize(scheme: BinScheme, question: Question, progress: Report = silent) -
     bands = min(defaults.BANDS if form.bands is None else form.bands, n)
     buffers = defaults.buffers(scheme) if form.buffers is None else form.buffers
     size = kinds.Size(n, searched.bins, bands, buffers)
-    problem = _Problem(searched, law(searched).coarse(), loss, scheme)
+    coarse = law(searched).coarse()
+    problem = _Problem(searched, coarse, loss, scheme, grouped=coarse != law(searched))
     job = _Job(problem, coarse_problem, question.target, search.tolerance, progress)
     work = {
         entry.plain: sizes.Load(
@@ -197,7 +198,7 @@ def _norm(sampled: SampledLaw, strategy: Strategy) -> jax.Array:
 
 def _own_starts(job: _Job, entry: Kind, size: kinds.Size) -> list[Strategy]:
     """The starts of a kind, and the converted optima of what it comes after."""
-    stages = kinds.Stage(entry, size).chain()
+    stages = kinds.stages(entry, size)
     optima: dict[tuple[str, kinds.Size], Strategy] = {}
     starts: list[Strategy] = []
     for number, stage in enumerate(stages):
@@ -256,17 +257,14 @@ class _Problem(NamedTuple):
       loss: of C and σ.
       target_scheme: whose C is wanted: of more bins, where the one that is found is stretched to
         them.
+      grouped: whether the law is a coarse one.
     """
 
     scheme: BinScheme
     law: SampledLaw
     loss: Loss
     target_scheme: BinScheme
-
-    @property
-    def grouped(self) -> bool:
-        """True if the law is a coarse one."""
-        return self.law == law(self.scheme).coarse() != law(self.scheme)
+    grouped: bool = False
 
 
 class _Attempt(NamedTuple):
@@ -323,7 +321,7 @@ class _Job:
             converted = (kind.convert(source, size) for source in options.starts)
             starts = [start for start in converted if start is not None]
             return _Search(kind, starts, limit, count, _budget(len(starts), limit))
-        stages = kinds.Stage(kind, size).chain()
+        stages = kinds.stages(kind, size)
         if len(stages) > 1 and (identity := kind.convert(Identity(), size)) is not None:
             self.problem.law.check_shape(identity)  # before the searches that it begins from
         most_evaluations = 0
@@ -410,7 +408,7 @@ class _Job:
         surrogate = self.problem.law.surrogate()
         if surrogate is None or not kind.tangents:
             return None
-        problem, traces = self.problem._replace(law=surrogate), list[StartedTrace]()
+        problem, traces = self.problem._replace(law=surrogate, grouped=False), list[StartedTrace]()
         for start in candidates:
             mapping = kind.parameterize(start, self.problem.scheme.iterations)
             target = self._objective(problem, mapping, 64, self.target.seed)
