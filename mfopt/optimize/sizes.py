@@ -185,8 +185,10 @@ def require(scheme: BinScheme, work: Load) -> None:
         bands = min(work.bands, bins * scheme.epochs)
         return memory(scheme.with_bins(bins), work._replace(samples=samples, bands=bands))
 
+    if need(scheme.bins) <= _sizes.usable_memory():
+        return
     # samples that no number of bins would leave room for are what is wrong
-    if samples and need(1, samples) > _sizes.free_memory() >= need(scheme.bins, 1):
+    if samples and need(1) > _sizes.free_memory() >= need(scheme.bins, 1):
         _sizes.require("samples", samples, lambda samples: need(scheme.bins, max(samples, 1)))
     _sizes.require("bins", scheme.bins, need)
 
