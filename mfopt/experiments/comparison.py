@@ -181,14 +181,6 @@ def improvement(row: Row, baseline: Row) -> Change:
     return Change(*(100 * (1 - ratio * end) for end in (1, 1 + spread, 1 - spread)))
 
 
-def lowest_rmse(rows: Sequence[Row]) -> dict[float, float]:
-    """The least RMSE at each ε."""
-    return {
-        epsilon: min(row.rmse for row in rows if row.epsilon == epsilon)
-        for epsilon in dict.fromkeys(row.epsilon for row in rows)
-    }
-
-
 def improvements(rows: Sequence[Row], baseline: str) -> dict[tuple[str, float], Change]:
     """Improvement of each row over ``baseline`` at the same ε, where the baseline has one."""
     table = {(row.family, row.epsilon): row for row in rows}

@@ -35,7 +35,7 @@ def _error_figure(setting: Comparison, rows: Sequence[Row], baseline: str | None
 
     Below each ε stands the least RMSE of all.
     """
-    chosen, lowest = best_families(rows, baseline), comparison.lowest_rmse(rows)
+    chosen, lowest = best_families(rows, baseline), _lowest_rmse(rows)
     curves = []
     for name in chosen:
         mine = sorted((row for row in rows if row.family == name), key=lambda row: row.epsilon)
@@ -121,7 +121,7 @@ def best_families(rows: Sequence[Row], baseline: str | None = None) -> list[str]
 
     The baseline and all files are among them.
     """
-    lowest = comparison.lowest_rmse(rows)
+    lowest = _lowest_rmse(rows)
     excess: dict[str, list[float]] = {}
     for row in rows:
         excess.setdefault(row.family, []).append(math.log(row.rmse / lowest[row.epsilon]))
@@ -130,6 +130,14 @@ def best_families(rows: Sequence[Row], baseline: str | None = None) -> list[str]
     others = [name for name in order if name not in required]
     chosen = {*required, *others[: max(MOST_CURVES - len(required), 0)]}
     return [name for name in order if name in chosen]
+
+
+def _lowest_rmse(rows: Sequence[Row]) -> dict[float, float]:
+    """The least RMSE at each ε."""
+    return {
+        epsilon: min(row.rmse for row in rows if row.epsilon == epsilon)
+        for epsilon in dict.fromkeys(row.epsilon for row in rows)
+    }
 
 
 def write(

@@ -32,11 +32,6 @@ def draw(factorization: Factorization, reference: tuple[str, float] | None = Non
     return plots.draw(panels(factorization, reference), title=title, columns=2)
 
 
-def separate_figures(factorization: Factorization) -> list[Figure]:
-    """The panels as figures, each readable on a narrow screen."""
-    return [plots.draw([panel]) for panel in panels(factorization)]
-
-
 def panels(factorization: Factorization, reference: tuple[str, float] | None = None) -> list[Panel]:
     """Coefficients of C and C⁻¹, the error of each query, and the optimization where there was.
 

@@ -18,7 +18,7 @@ from mfopt._version import __version__
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian
 from mfopt.accounting.monte_carlo.dominating_pair import covers
-from mfopt.experiments import mechanism_plot
+from mfopt.experiments import mechanism_plot, plots
 from mfopt.factorization import Factorization
 from mfopt.noise.choice import choose
 from mfopt.sampling import Poisson, Scheme
@@ -90,7 +90,8 @@ def page(factorization: Factorization, name: str = "mechanism.npz") -> str:
         ("noise multiplier σ", f"{words.round_up(sigma)} × clip norm"),
         ("noise", cost),
     ]
-    drawings = mechanism_plot.separate_figures(factorization)
+    # each panel a figure, readable on a narrow screen
+    drawings = [plots.draw([panel]) for panel in mechanism_plot.panels(factorization)]
     figures = "".join(f"<figure>{svg(drawing)}</figure>" for drawing in drawings)
     parts = {
         "What is guaranteed": _guarantee(factorization),

@@ -216,7 +216,7 @@ class OnDevice:
         for part in torch.split(draws, _BLOCK):
             bits = torch.empty(len(part), dtype=torch.int64, device=self.device)
             bits.random_(-(2**63), None, generator=generator)
-            part.copy_(inverted(bits, offset, self._dtype))
+            part.copy_(_inverted(bits, offset, self._dtype))
         return draws.mul_(self.stream.stddev)
 
 
@@ -225,7 +225,7 @@ def part_for(device: torch.device) -> type[_OnCPU] | type[OnDevice]:
     return _OnCPU if device.type == "cpu" else OnDevice
 
 
-def inverted(bits: torch.Tensor, offset: float, dtype: torch.dtype) -> torch.Tensor:
+def _inverted(bits: torch.Tensor, offset: float, dtype: torch.dtype) -> torch.Tensor:
     """N(0, 1) from 64 random bits each, as :func:`mfopt.noise._draws.standard_normal`."""
     negative = bits < 0
     tail = bits.bitwise_and_(2**63 - 1).to(dtype).add_(offset).mul_(2.0**-64)

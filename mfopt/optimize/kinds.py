@@ -164,7 +164,7 @@ def names() -> tuple[str, ...]:
     return tuple(_KINDS)
 
 
-def fixed_names() -> tuple[str, ...]:
+def _fixed_names() -> tuple[str, ...]:
     """Kinds of strategies without parameters: known once their size is."""
     return tuple(
         name
@@ -175,7 +175,7 @@ def fixed_names() -> tuple[str, ...]:
 
 def all_names() -> tuple[str, ...]:
     """Kinds that can be asked for: optimized, or known once their size is."""
-    return tuple(dict.fromkeys((*_KINDS, *fixed_names())))
+    return tuple(dict.fromkeys((*_KINDS, *_fixed_names())))
 
 
 def check(name: str) -> str:
@@ -208,7 +208,7 @@ def fixed(name: str, **sizes: int) -> Strategy:
     Raises:
       UsageError: no such kind, or one with parameters.
     """
-    cls = strategies.registered()[_check.choice("strategy", check(name), fixed_names())]
+    cls = strategies.registered()[_check.choice("strategy", check(name), _fixed_names())]
     return cls(**{key: value for key, value in sizes.items() if key in fields.roles(cls)})
 
 

@@ -98,13 +98,11 @@ class Strategy(abc.ABC):
             way_out = "Two classes of one kind could not be distinguished in a file."
             raise _check.reject(cls.__name__, f"kind {cls.kind!r} inherited", rule, way_out)
 
-    def __new__(cls, *arguments: object, **keywords: object) -> Self:
+    def __post_init__(self) -> None:
+        cls = type(self)
         if not hasattr(cls, "kind"):
             raise _check.reject(cls.__name__, cls, "is not registered: give it a kind")
-        return super().__new__(cls)
-
-    def __post_init__(self) -> None:
-        for name, role in fields.roles(type(self)).items():
+        for name, role in fields.roles(cls).items():
             value = getattr(self, name)
             if isinstance(role, Inner):
                 if not isinstance(value, Strategy):
@@ -195,7 +193,7 @@ class Strategy(abc.ABC):
                 stored |= {f"{name}/{key}": array for key, array in value.arrays().items()}
             elif isinstance(role, Parameter):
                 array = np.asarray(value, np.float64)
-                default = fields.default_of(type(self), name)
+                default = _default_of(type(self), name)
                 if default is dataclasses.MISSING or not np.array_equal(array, default):
                     stored[name] = array
         return stored
@@ -544,7 +542,7 @@ def from_description(description: JsonObject, arrays: dict[str, np.ndarray]) -> 
                     raise _check.reject(name, f"array of {value.dtype}", "must be float64")
         elif name in description:
             values[name] = description[name]
-        if name not in values and fields.default_of(cls, name) is dataclasses.MISSING:
+        if name not in values and _default_of(cls, name) is dataclasses.MISSING:
             raise _check.reject(
                 "strategy", sorted([*description, *arrays]), f"a {kind} strategy needs {name!r}"
             )
@@ -580,3 +578,8 @@ def _register(cls: type[Strategy]) -> None:
 
 def _name(cls: type) -> tuple[str, str]:
     return cls.__module__, cls.__qualname__
+
+
+def _default_of(cls: type, name: str) -> Any:
+    """The default of a field, or ``dataclasses.MISSING``."""
+    return next(field.default for field in dataclasses.fields(cls) if field.name == name)

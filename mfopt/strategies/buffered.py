@@ -6,7 +6,6 @@ import abc
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from mfopt._runtime._float64 import compiled
 from mfopt.sampling import BallsInBins
@@ -76,16 +75,3 @@ def _run(tables: tuple[jax.Array, ...], x: jax.Array, *, forward: bool) -> jax.A
     empty = jnp.zeros((tables[0].shape[1], flat.shape[1]), flat.dtype)
     result: jax.Array = jax.lax.scan(step, empty, (*tables, flat))[1]
     return result.reshape(x.shape)
-
-
-def ages(n: int, period: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Steps since each block of a period last began, and whether it takes steps in; (n, blocks).
-
-    Args:
-      n: steps.
-      period: steps after which a block begins again.
-      length: steps of a block; the last one has what is left of the period.
-    """
-    begins = np.arange(0, period, length)
-    age = (np.arange(n)[:, None] - begins[None, :]) % period
-    return age, age < np.minimum(length, period - begins)[None, :]

@@ -18,7 +18,7 @@ import numpy as np
 from mfopt._runtime import _check
 from mfopt._runtime._float64 import compiled
 from mfopt._runtime._types import JsonObject
-from mfopt.strategies.buffered import Buffered, ages
+from mfopt.strategies.buffered import Buffered
 from mfopt.strategies.fields import Array, parameter, setting
 
 
@@ -101,9 +101,22 @@ class ClearedBLT(Buffered):
     def tables(self, n: int) -> tuple[Array, Array, Array]:
         parts: list[tuple[jax.Array, ...]] = []
         for i, (period, length) in enumerate(zip(self.periods, self.lengths, strict=True)):
-            age, indicator = ages(self.check_size(n), period, length)
+            age, indicator = _ages(self.check_size(n), period, length)
             weights = jnp.asarray(self.scale)[i], jnp.asarray(self.decay)[i]
             read, decay = (jnp.where(age == 0, 0, weight) for weight in weights)
             parts.append((read, decay, jnp.asarray(indicator, float)))
         read, decay, feed = (jnp.concatenate(part, axis=1) for part in zip(*parts, strict=True))
         return read, decay, feed
+
+
+def _ages(n: int, period: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Steps since each block of a period last began, and whether it takes steps in; (n, blocks).
+
+    Args:
+      n: steps.
+      period: steps after which a block begins again.
+      length: steps of a block; the last one has what is left of the period.
+    """
+    begins = np.arange(0, period, length)
+    age = (np.arange(n)[:, None] - begins[None, :]) % period
+    return age, age < np.minimum(length, period - begins)[None, :]

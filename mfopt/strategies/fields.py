@@ -123,8 +123,3 @@ def roles(cls: type) -> dict[str, Role]:
             )
         roles_by_name[field.name] = role
     return roles_by_name
-
-
-def default_of(cls: type, name: str) -> Any:
-    """The default of a field, or ``dataclasses.MISSING``."""
-    return next(field.default for field in dataclasses.fields(cls) if field.name == name)
