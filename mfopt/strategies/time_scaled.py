@@ -68,7 +68,7 @@ class TimeScaled(Strategy):
         return TimeScaled(self.base, rows, columns)
 
     def check_size(self, n: int) -> int:
-        n = self.base.check_size(super().check_size(n))
+        n = self.base.check_size(n)
         for name in ("rows", "columns"):
             length = len(getattr(self, name))
             if length > 1:
