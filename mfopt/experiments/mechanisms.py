@@ -182,7 +182,7 @@ class AmplifiedCell(Cell):
         return tuple(
             AmplifiedCell(
                 self.goal,
-                stage.kind.plain,
+                stage.kind.name,
                 stage.kind.scaled,
                 stage.size.bands,
                 stage.size.buffers,

@@ -56,9 +56,6 @@ def _none(size: Size) -> list[Any]:
     return []
 
 
-_SUFFIX = " scaled"
-
-
 @dataclasses.dataclass(frozen=True)
 class Kind:
     """Optimization of one kind of C.
@@ -111,9 +108,9 @@ class Kind:
     scaled: bool = False  # whether this entry is between two diagonals already
 
     @property
-    def plain(self) -> str:
-        """Name of the kind without diagonals."""
-        return self.name.removesuffix(_SUFFIX)
+    def label(self) -> str:
+        """Name of the kind for readers, with its diagonals where it has them."""
+        return f"{self.name} scaled" if self.scaled else self.name
 
 
 class Stage(NamedTuple):
@@ -126,7 +123,7 @@ class Stage(NamedTuple):
 def stages(kind: Kind, size: Size) -> list[Stage]:
     """Stages that lead to a kind of C, each once and after its prerequisites, its own last."""
     earlier = {
-        (stage.kind.name, stage.size): stage
+        (stage.kind.label, stage.size): stage
         for prerequisite in kind.prerequisites(size)
         for stage in stages(*prerequisite)
     }
@@ -275,7 +272,6 @@ def scaled(kind: Kind) -> Kind:
     return dataclasses.replace(
         kind,
         stretch=None if kind.stretch is None else stretch,
-        name=kind.name + _SUFFIX,
         convert=convert,
         parameterize=parameterize,
         parameters=lambda size: kind.parameters(size) + 2 * parameterization.KNOTS,

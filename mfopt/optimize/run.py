@@ -135,8 +135,8 @@ def optimize(scheme: BinScheme, question: Question, progress: Report = silent) -
     problem = _Problem(searched, coarse, loss, scheme, grouped=coarse != law(searched))
     job = _Job(problem, coarse_problem, question.target, search.tolerance, progress)
     work = {
-        entry.plain: sizes.Load(
-            entry.plain, job.samples(entry, size, search.samples), bands, buffers, scaled
+        entry.name: sizes.Load(
+            entry.name, job.samples(entry, size, search.samples), bands, buffers, scaled
         )
         for entry in entries
     }
@@ -148,7 +148,7 @@ def optimize(scheme: BinScheme, question: Question, progress: Report = silent) -
         if not searches:
             rule = f"cannot start a {' or '.join(work)} strategy of this size"
             raise _check.reject("init", search.starts[0].kind, rule)
-    loads = [work[planned.kind.plain] for planned in searches]
+    loads = [work[planned.kind.name] for planned in searches]
     sizes.announce(scheme, loads, [planned.steps for planned in searches], progress)
     ends: list[StartedTrace] = []
     for number, planned in enumerate(searches):
@@ -204,24 +204,24 @@ def _own_starts(job: _Job, entry: Kind, size: kinds.Size) -> list[Strategy]:
     for number, stage in enumerate(stages):
         kind, starts = stage.kind, job.starts(stage)
         for earlier in kind.prerequisites(stage.size):
-            start = kind.convert(optima[earlier.kind.name, earlier.size], stage.size)
+            start = kind.convert(optima[earlier.kind.label, earlier.size], stage.size)
             if start is None:
-                raise FailureError(f"{earlier.kind.name} gives no start for {kind.name}")
+                raise FailureError(f"{earlier.kind.label} gives no start for {kind.label}")
             starts.append(start)
         if stage is stages[-1]:
             break
-        text = f"warm start, {kind.name}" if number else "warm start"
+        text = f"warm start, {kind.label}" if number else "warm start"
         if not job.covers(starts[0]):
             # the scheme has no account of such a C: what leads on from it begins where it would
-            optima[kind.name, stage.size] = starts[0]
+            optima[kind.label, stage.size] = starts[0]
             continue
         in_closed_form = job.closed_form_search(kind, starts, kind.warm_steps)
         if in_closed_form is not None:
-            optima[kind.name, stage.size] = in_closed_form.searched()
+            optima[kind.label, stage.size] = in_closed_form.searched()
             continue
         samples = job.samples(kind, stage.size)
         trace = job.best_of(kind, starts, kind.warm_steps, samples, stage=text)
-        optima[kind.name, stage.size] = trace.searched()
+        optima[kind.label, stage.size] = trace.searched()
     return starts
 
 
@@ -346,7 +346,7 @@ class _Job:
         self, kind: Kind, candidates: list[Strategy], steps: int, samples: int, stage: str = ""
     ) -> StartedTrace:
         """A short run from each start, then a full one from where the best of them got to."""
-        stage = stage or kind.name
+        stage = stage or kind.label
         best: StartedTrace | None = None
         history: list[tuple[float, float, float]] = []
         begun: list[float] = []
@@ -413,7 +413,7 @@ class _Job:
             mapping = kind.parameterize(start, self.problem.scheme.iterations)
             target = self._objective(problem, mapping, 64, self.target.seed)
             traces.append(self._started(kind, mapping.build))
-            text = f"{kind.name}, in closed form"
+            text = f"{kind.label}, in closed form"
             attempt = _Attempt(target, kind, mapping.start, steps, text, problem=problem)
             self._run(attempt, traces[-1])
         usable = [trace for trace in traces if trace.best is not None]
@@ -483,7 +483,7 @@ class _Job:
                 points, evaluations, strict=False
             ):  # none after an interrupt
                 ends[index].move(points[index].start, evaluation)
-                forms[searches[index].kind.plain] = evaluation.value
+                forms[searches[index].kind.name] = evaluation.value
         values = {index: np.nan_to_num(ends[index].best_value, nan=math.inf) for index in points}
         return min(values, key=values.__getitem__, default=0), forms
 
@@ -535,7 +535,7 @@ class _Job:
         mapping = kind.parameterize(start, n)
         target = self._objective(coarse_problem, mapping, kind.samples, self.target.seed)
         trace = Trace()  # what is not for this scheme is kept by nobody
-        text = f"{kind.name}, {coarse_problem.scheme.bins} bins first"
+        text = f"{kind.label}, {coarse_problem.scheme.bins} bins first"
         attempt = _Attempt(target, kind, mapping.start, _SCOUT_STEPS, text, problem=coarse_problem)
         self._run(attempt, trace)
         if trace.best is not None:
