@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mfopt._runtime import _check
-from mfopt.errors import FailureError, UsageError
+from mfopt.errors import FailureError
 
 GIB = 2**30
 _SPARE = 0.9  # share of what is free that may be planned with
@@ -95,19 +95,16 @@ def require(name: str, value: int, need: Callable[[int], float]) -> None:
     Raises:
       UsageError: with the need, what is free, and the largest value that fits.
     """
-    if need(value) > usable_memory():
-        raise too_large(name, value, need)
-
-
-def too_large(name: str, value: int, need: Callable[[int], float]) -> UsageError:
-    """The error of :func:`require`, for a value that needs more than is free."""
-    free, low, high = usable_memory(), 0, value
+    free = usable_memory()
+    if need(value) <= free:
+        return
+    low, high = 0, value
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if need(middle) <= free else (low, middle)
     rule = f"needs about {need(value) / GIB:,.1f} GiB of memory, and {free / GIB:,.1f} GiB are free"
     way_out = f"Here {low} would fit." if low else "Nothing as large as this fits on this machine."
-    return _check.reject(name, value, rule, way_out)
+    raise _check.reject(name, value, rule, way_out)
 
 
 def iterations(n: int, bytes_each: float = 64) -> int:

@@ -58,10 +58,10 @@ class Effort:
     certificate: CertificateKind = "monte-carlo"
 
     def __post_init__(self) -> None:
-        if self.samples is not None:
-            object.__setattr__(self, "samples", _check.integer("samples", self.samples))
-        if self.seed is not None:  # a NumPy integer could not be written as JSON
-            object.__setattr__(self, "seed", _check.seed("seed", self.seed))
+        # a NumPy integer could not be written as JSON
+        samples = _check.optional(_check.integer, "samples", self.samples)
+        object.__setattr__(self, "samples", samples)
+        object.__setattr__(self, "seed", _check.optional(_check.seed, "seed", self.seed))
         if self.deterministic and not self.certify:
             rule = "has no effect with `certify=False`, which asks for an estimate"
             raise _check.reject("certificate", self.certificate, rule)
@@ -137,12 +137,13 @@ def supporting(mechanism: Mechanism) -> list[Accountant]:
     kind = mechanism.sampling.kind
     if kind not in _REGISTERED:
         _plugins.load()
-    candidates = registered().get(kind, ())
+    candidates = [accountant() for accountant in _REGISTERED.get(kind, {}).values()]
     if all(accountant.free for accountant in candidates):
-        rule, covered = "no accountant is registered for this scheme", sorted(_REGISTERED)
-        way_out = (
-            f"There are some for {', '.join(covered)}; see mfopt.accounting.account.Accountant."
+        rule, covered = (
+            "no accountant is registered for this scheme",
+            ", ".join(sorted(_REGISTERED)),
         )
+        way_out = f"There are some for {covered}; see mfopt.accounting.account.Accountant."
         raise _check.reject("sampling", mechanism.sampling, rule, way_out)
     fit: list[Accountant] = []
     refusals: list[UsageError] = []
@@ -156,7 +157,7 @@ def supporting(mechanism: Mechanism) -> list[Accountant]:
             continue
         if accountant.sampled and sampled:
             continue
-        sampled = sampled or accountant.sampled
+        sampled |= accountant.sampled
         fit.append(accountant)
     if all(accountant.free for accountant in fit):
         said = list(dict.fromkeys(map(str, refusals)))
