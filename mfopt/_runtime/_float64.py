@@ -25,7 +25,7 @@ P = ParamSpec("P")
 
 Devices = tuple[jax.Device, ...]
 
-_MARK = "_mfopt_float64"
+MARK = "_mfopt_float64"  # attribute of what runs in float64 by one of the decorators here
 
 
 def devices() -> Devices:
@@ -84,13 +84,8 @@ def float64(function: Callable[P, T]) -> Callable[P, T]:
             result: T = jax.tree.map(_to_numpy, function(*args, **kwargs))
         return result
 
-    wrapper.__dict__[_MARK] = True
+    wrapper.__dict__[MARK] = True
     return wrapper
-
-
-def in_float64(function: Callable[..., object]) -> bool:
-    """Return True if ``function`` runs in float64 by one of the decorators here."""
-    return bool(getattr(function, _MARK, False))
 
 
 def compiled(*static: str) -> Callable[[Callable[P, T]], Callable[P, T]]:

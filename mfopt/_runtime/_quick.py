@@ -32,7 +32,7 @@ def options() -> dict[str, int] | None:
     if jax.default_backend() != "cpu":
         return None
     if are_known(OPTIONS):
-        return dict(OPTIONS)
+        return OPTIONS
     return {name: value for name, value in OPTIONS.items() if are_known({name: value})} or None
 
 

@@ -148,10 +148,7 @@ def _worse(point: Tangent, reference: Tangent, disagreement: float) -> bool:
 
 def _times(curvature: list[np.ndarray], x: np.ndarray) -> np.ndarray:
     """K x, for K = Σ v vᵀ over every v of ``curvature``."""
-    result = np.zeros_like(x)
-    for vector in curvature:
-        result = result + (vector @ x) * vector
-    return result
+    return sum([(vector @ x) * vector for vector in curvature], np.zeros_like(x))
 
 
 def _learn(curvature: list[np.ndarray], step: np.ndarray, change: np.ndarray) -> None:

@@ -36,7 +36,7 @@ from jax.scipy.linalg import solve_triangular
 from scipy.fft import next_fast_len
 
 from mfopt._runtime import _check, _plugins
-from mfopt._runtime._float64 import compiled, float64, in_float64
+from mfopt._runtime._float64 import MARK, compiled, float64
 from mfopt._runtime._pytree import pytree
 from mfopt._runtime._types import JsonObject
 from mfopt.errors import FailureError
@@ -88,7 +88,7 @@ class Strategy(abc.ABC):
         super().__init_subclass__(**options)
         for name in _NUMERIC & cls.__dict__.keys():
             method = cls.__dict__[name]
-            if not in_float64(method) and not getattr(method, "__isabstractmethod__", False):
+            if not getattr(method, MARK, False):
                 setattr(cls, name, float64(method))
         dataclasses.dataclass(frozen=True, eq=False)(cls)
         if "kind" in cls.__dict__:
