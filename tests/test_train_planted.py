@@ -147,8 +147,8 @@ def in_place_of(owner, name):
 
 
 @in_place_of(Trainer, "_apply")
-def added_after_the_optimizer(right, trainer, state, total, keep):
-    next_state, release = right(trainer, state, total, keep)
+def added_after_the_optimizer(right, trainer, state, total, keep_release):
+    next_state, release = right(trainer, state, total, keep_release=keep_release)
     clean = jax.tree.map(lambda leaf: leaf / trainer.execution.normalizer, total)
     update, _ = trainer.optimizer.update(clean, state.optimizer, state.params)
     params = jax.tree.map(
