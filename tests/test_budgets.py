@@ -31,7 +31,7 @@ NODES = {
     "mfopt/strategies": 15_420,
     "mfopt/testing": 9_640,
     "mfopt/torch": 18_190,
-    "mfopt/training": 60_070,
+    "mfopt/training": 59_990,
     "cli": 27_435,
     "tests": 291_545,
 }

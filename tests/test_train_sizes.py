@@ -107,9 +107,8 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch):
 def test_microbatches_of_any_size_are_halved_until_they_fit(
     microbatch, devices, fitting, monkeypatch
 ):
-    monkeypatch.setattr(mesh, "devices", lambda: [None] * devices)
-    monkeypatch.setattr(mesh, "on_cpu", lambda: True)
-    monkeypatch.setattr(_sizes, "usable_memory", lambda: devices * 6.0)
+    device = SimpleNamespace(memory_stats=lambda: {"bytes_limit": 7.0})
+    monkeypatch.setattr(mesh, "devices", lambda: [device] * devices)
     monkeypatch.setattr(sizes.RunCost, "memory", lambda _, microbatch: float(microbatch))
     cost = sizes.RunCost(None, execution(microbatch=microbatch), config())
     assert cost.fitting() == fitting

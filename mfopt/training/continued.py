@@ -24,7 +24,7 @@ def path_of(config: TrainConfig) -> Path | None:
     folder = Path(config.model).resolve()
     # beside it where the run was killed before its report was copied
     places = (folder, folder.parent) if folder.name == MODEL else (folder,)
-    return next((place / REPORT for place in places if (place / REPORT).is_file()), None)
+    return next(filter(Path.is_file, (place / REPORT for place in places)), None)
 
 
 def earlier_report(config: TrainConfig, progress: Report) -> JsonObject | None:

@@ -168,9 +168,7 @@ def _pretrain(model: Model, store: TokenStore, config: TrainConfig, progress: Re
     sampler = UnitSampler(FixedOrder(bins=1, epochs=steps), 1, 0)
     rise = max(1, int(_WARMUP_SHARE * steps))
     # step t of the rise uses (t + 1) / rise of the rate, so that no step is wasted at 0
-    rates = optax.linear_schedule(highest / rise, highest, max(1, rise - 1))
-    decay = optax.cosine_decay_schedule(highest, max(1, steps - rise))
-    rate = optax.join_schedules([rates, decay], [rise])
+    rate = optax.warmup_cosine_decay_schedule(highest / rise, highest, rise - 1, steps)
     trainer = Trainer(
         model,
         Execution(units, sampler, NoClipping(), None, 1.0),

@@ -33,12 +33,12 @@ def schedule(name: str, learning_rate: float, steps: int) -> optax.Schedule:
     """
     half = steps // 2
     shapes = {
-        "cooldown": lambda: optax.linear_schedule(learning_rate, 0.0, steps - half, half),
-        "constant": lambda: optax.constant_schedule(learning_rate),
-        "cosine": lambda: optax.cosine_decay_schedule(learning_rate, steps),
-        "linear": lambda: optax.linear_schedule(learning_rate, 0.0, steps),
+        "cooldown": optax.linear_schedule(learning_rate, 0.0, steps - half, half),
+        "constant": optax.constant_schedule(learning_rate),
+        "cosine": optax.cosine_decay_schedule(learning_rate, steps),
+        "linear": optax.linear_schedule(learning_rate, 0.0, steps),
     }
-    return shapes[_check.choice("schedule", name, shapes)]()
+    return shapes[_check.choice("schedule", name, shapes)]
 
 
 def make_optimizer(
@@ -52,13 +52,13 @@ def make_optimizer(
     takes out; None: there is no noise.
     """
     variance = np.zeros(1) if noise_variance is None else noise_variance
-    makers = {
-        "sgd": lambda: optax.sgd(learning_rate),
-        "momentum": lambda: optax.sgd(learning_rate, momentum=settings.momentum),
-        "adam": lambda: optax.adam(learning_rate),
-        "adam-bc": lambda: corrected_adam(learning_rate, variance),
+    optimizers = {
+        "sgd": optax.sgd(learning_rate),
+        "momentum": optax.sgd(learning_rate, momentum=settings.momentum),
+        "adam": optax.adam(learning_rate),
+        "adam-bc": corrected_adam(learning_rate, variance),
     }
-    return makers[settings.optimizer]()
+    return optimizers[settings.optimizer]
 
 
 def fitting_rate(

@@ -319,8 +319,7 @@ class _Run:
         units = self.trainer.execution.units
         if not isinstance(units, RecordUnits):
             return np.array([user])
-        begin, end = self.store.user_offsets[user : user + 2]
-        return np.flatnonzero((units.selected >= begin) & (units.selected < end))
+        return np.flatnonzero(np.isin(units.selected, self.store.records_of(user)))
 
     def _rows(self, unit: int, step: int) -> Rows:
         """Tokens (G, L) and mask of a unit in a step: which records, in which order, is drawn."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import jax
@@ -49,8 +50,7 @@ def work(model: Model, length: int) -> Work:
         sum(leaf.size * leaf.dtype.itemsize / 4 for leaf in jax.tree.leaves(tree))
         for tree in (jax.eval_shape(backward, *inputs), inputs)
     )
-    record = max(0.0, float(kept - arguments))
-    return Work(sum(map(float, sizes)), float(sum(frozen)), record, max(sizes, default=0))
+    return Work(sum(sizes), sum(frozen), max(0.0, kept - arguments), max(sizes, default=0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,13 +92,18 @@ class RunCost:
         return _BASE / (devices if cpu else 1) + 4 * (shared / devices + trained + frozen + summed)
 
     def fitting(self) -> int:
-        """The microbatch to take: what was asked for, or the usual one, halved until it fits."""
+        """The microbatch to take: what was asked for, or the usual one, halved until it fits.
+
+        On a CPU the usual one is the smallest: what is rounded depends on no other program's load.
+        """
         microbatch = self.execution.microbatch
-        devices = len(meshes.devices())
+        devices = meshes.devices()
         if self.config.microbatch or jax.process_count() > 1:  # processes take the same one
             return microbatch
-        while microbatch > devices and self.memory(microbatch) > _free():  # one on each
-            microbatch = max(1, microbatch // devices // 2) * devices
+        free = _SPARE * (devices[0].memory_stats() or {}).get("bytes_limit", math.inf)
+        least = len(devices)  # one on each
+        while microbatch > least and self.memory(microbatch) > free:
+            microbatch = max(1, microbatch // least // 2) * least
         return microbatch
 
     def require(self) -> None:
@@ -121,11 +126,3 @@ class RunCost:
         )
         way_out = "Take a smaller model, adapters (`lora_rank`), shorter records (`length`), or a "
         raise _check.reject(name, value, rule, f"{way_out}mechanism with fewer arrays of noise.")
-
-
-def _free() -> float:
-    """Bytes for a run on each device: a share of what a CPU has free, most of an accelerator's."""
-    devices = meshes.devices()
-    if meshes.on_cpu():
-        return _sizes.usable_memory() / len(devices)
-    return _SPARE * float((devices[0].memory_stats() or {}).get("bytes_limit", float("inf")))

@@ -51,12 +51,12 @@ def lines(parts: dict[str, TokenStore], folder: Path, config: TrainConfig) -> li
         sizes = store.record_lengths()
         users = f"{np.count_nonzero(store.records_per_user()):,} users"
         text = f"{name}: {users}, {store.num_records:,} records, {store.num_tokens:,} tokens"
-        over = int(np.maximum(sizes - config.length, 0).sum())
-        count = int(np.count_nonzero(sizes > config.length))
+        over = np.maximum(sizes - config.length, 0).sum()
+        count = np.count_nonzero(sizes > config.length)
         if not over:
             text += ", all read"
         elif config.in_chunks:
-            chunks = int(np.maximum(1, -(-sizes // config.length)).sum())
+            chunks = store.in_chunks(config.length).num_records
             text += f", all read in {chunks:,} rows of at most {config.length}"
             text += f" ({count:,} records are cut into several)"
         else:

@@ -144,9 +144,12 @@ def build_stdlib(folder: str | Path, *, public: str = "public", **keywords: Any)
     of the others' functions are held out. ``folder``, ``keywords``, returns, raises: as
     :func:`mfopt.training.data.build.build`.
     """
-    settings: JsonObject = {"tokenizer": 2048, "options": _HELD_OUT}
-    settings |= {"public": StandardLibrary(public)} | keywords
-    return build(StandardLibrary("private"), folder, **settings)
+    settings: JsonObject = {
+        "tokenizer": 2048,
+        "options": _HELD_OUT,
+        "public": StandardLibrary(public),
+    }
+    return build(StandardLibrary("private"), folder, **settings | keywords)
 
 
 def lines_of(path: str | Path) -> Source:

@@ -563,7 +563,7 @@ def gpt2_config(
     settings: JsonObject = dict(zip(_OF_GPT2, sizes, strict=False))
     settings |= {name: default for name, (_, default) in _OF_GPT2.items() if name not in settings}
     settings |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
-    settings |= {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
+    settings["model_type"] = "gpt2"
     if vocab_size <= _GPT2_END:
         # Loaders fall back to GPT-2's own end token, which this vocabulary does not have.
         settings |= {"bos_token_id": None, "eos_token_id": None}
