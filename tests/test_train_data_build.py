@@ -307,3 +307,7 @@ def test_of_a_chat_what_the_assistant_says_is_learned(tmp_path, tokenizer):
         said = row["messages"][1]["content"]
         words = tokenizer.backend.decode(actual[learned][1:].tolist(), skip_special_tokens=True)
         assert words == f"{said}\n"
+    # the end of its records is known wherever the tokenizer is used again
+    again = {"tokenizer": Tokenizer.load(tmp_path / "out"), "options": Options(skip_bad=True)}
+    build(source, tmp_path / "again", **again)
+    assert open_parts(tmp_path / "again")["train"].metadata["end_id"] == end

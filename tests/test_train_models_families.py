@@ -263,6 +263,15 @@ def test_the_end_of_a_text_is_the_model_s_own(tmp_path):
     for ids in (257, [257, 0]):
         (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": ids}))
         assert Tokenizer.load(tmp_path).end_of_text == "</s>"
-    for text in ("{", "[]", '{"eos_token_id": null}', '{"eos_token_id": 999}'):
+    for text in (
+        "{",
+        "[]",
+        '{"eos_token_id": null}',
+        '{"eos_token_id": 999}',
+        '{"eos_token_id": -1}',
+    ):
         (tmp_path / "config.json").write_text(text)
         assert Tokenizer.load(tmp_path).end_id == tokenizer.end_id
+    for text in ('{"eos_token": "</s>"}', '{"eos_token": {"content": "</s>"}}'):
+        (tmp_path / "tokenizer_config.json").write_text(text)
+        assert Tokenizer.load(tmp_path).end_of_text == "</s>"

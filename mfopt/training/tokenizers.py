@@ -5,6 +5,7 @@ A tokenizer is released with the model: nothing here accepts a private store to 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
@@ -24,6 +25,7 @@ END_OF_TEXT = "<|endoftext|>"
 CHAT_START, CHAT_END = "<|im_start|>", "<|im_end|>"  # of ChatML, around a message
 _MOST_ENTRIES = 2**20  # the trainer reserves memory for all of them; GPT-2 has 50,257
 FILE_NAME = "tokenizer.json"
+SETTINGS = "tokenizer_config.json"  # beside it
 _WAY_OUT = "Name the model's own, or train one on public text: `vocab_size=2048` with `public`."
 
 
@@ -60,7 +62,7 @@ class Tokenizer:
     def load(cls, path: str | Path, end_of_text: str | None = None) -> Tokenizer:
         """Load a ``tokenizer.json``, or the one in a folder.
 
-        ``end_of_text``: None: the end token of the model beside it, or GPT-2's.
+        ``end_of_text``: None: the end token of the model beside it, its own, or GPT-2's.
         """
         file = Path(path)
         if file.is_dir():
@@ -153,15 +155,26 @@ class Tokenizer:
         return np.array(tokens, np.int64) + np.where(learned, 0, CONTEXT)
 
     def save(self, path: str | Path) -> None:
-        """Write ``tokenizer.json``, whole or not at all."""
-        _files.write(Path(path), self.backend.to_str(pretty=True))
+        """Write ``tokenizer.json``, and its end token beside it where nothing there tells one."""
+        path = Path(path)
+        _files.write(path, self.backend.to_str(pretty=True))
+        settings = path.with_name(SETTINGS)
+        if not settings.is_file():
+            end = {"eos_token": self.end_of_text}
+            _files.write(settings, {"tokenizer_class": "PreTrainedTokenizerFast"} | end)
 
 
 def _end_token(folder: Path, backend: tokenizers.Tokenizer) -> str:
-    """The end token that ``config.json`` in a model's folder names; GPT-2's without one."""
-    try:
-        ends = json.loads((folder / "config.json").read_bytes())["eos_token_id"]
-        end = ends[0] if isinstance(ends, list) else ends
-        return backend.id_to_token(end) or END_OF_TEXT
-    except (OSError, ValueError, LookupError, TypeError):
-        return END_OF_TEXT  # who reads the model says what is wrong with its folder
+    """The end token that the files of a model, or of a tokenizer, in a folder name; else GPT-2's.
+
+    What is no token here is passed over: who reads the model says what is wrong with its folder.
+    """
+    for name, field in (("config.json", "eos_token_id"), (SETTINGS, "eos_token")):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, OverflowError):
+            end = json.loads((folder / name).read_bytes())[field]
+            end = end[0] if isinstance(end, list) else end
+            end = end["content"] if isinstance(end, dict) else end  # of a token with settings
+            token: str = end if isinstance(end, str) else backend.id_to_token(end) or ""
+            if backend.token_to_id(token) is not None:
+                return token
+    return END_OF_TEXT

@@ -46,7 +46,7 @@ def command() -> None:
     multiple=True,
 )
 @option("--tokenizer", click.Path(), "A tokenizer.json, or the folder holding it.")
-@option("--end-of-text", str, "End-of-text token. [that of the tokenizer's model]")
+@option("--end-of-text", str, "End-of-text token. [that of the tokenizer or its model]")
 @option(
     "--vocab-size", COUNT, "Train a byte-level BPE of this size on the public data. [stdlib: 2048]"
 )

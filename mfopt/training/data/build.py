@@ -1,6 +1,6 @@
 """Build of token stores from a source of text: read, tokenize, group by user, split.
 
-The folder holds ``tokenizer.json``, ``report.json`` and one store per part of ``PARTS``. It appears
+The folder holds the tokenizer, ``report.json`` and one store per part of ``PARTS``. It appears
 whole or not at all.
 """
 

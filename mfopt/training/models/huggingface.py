@@ -25,7 +25,7 @@ from mfopt.training.models.decoder import TASKS, Decoder, LoRAConfig
 from mfopt.training.models.families import FAMILIES, DecoderConfig
 from mfopt.training.models.model import Model, PyTree
 from mfopt.training.models.nnx_model import from_nnx, nest, pick
-from mfopt.training.tokenizers import FILE_NAME, Tokenizer
+from mfopt.training.tokenizers import FILE_NAME, SETTINGS, Tokenizer
 
 with _extras.required():
     from flax import nnx
@@ -36,9 +36,8 @@ with _extras.required():
 WEIGHTS = "model.safetensors"
 ADAPTER = "adapter"  # folder beside the weights
 _GENERATION = "generation_config.json"
-_TOKENIZER = "tokenizer_config.json"
 # files of a base model's folder that say how text is made of it: training does not change them
-_KEPT = (_GENERATION, _TOKENIZER, "special_tokens_map.json", "chat_template.jinja")
+_KEPT = (_GENERATION, SETTINGS, "special_tokens_map.json", "chat_template.jinja")
 _A_FOLDER = "Name the folder of a model or of a run."
 # tensors of older files that follow from others
 _DERIVED = (
@@ -345,12 +344,6 @@ def export_model(
             shutil.copyfile(file, part / file.name)
         if tokenizer is not None:
             tokenizer.save(part / FILE_NAME)
-        if tokenizer is not None and not (part / _TOKENIZER).is_file():
-            facts = {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "eos_token": tokenizer.end_of_text,
-            }
-            _files.write(part / _TOKENIZER, facts)
         if end_id is not None and (part / "config.json").is_file():
             config = _json_object(part / "config.json")
             ends = config.get("eos_token_id")
