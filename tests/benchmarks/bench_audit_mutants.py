@@ -38,7 +38,7 @@ from harness import Bench
 FILES = (
     *(f"mfopt/training/{name}.py" for name in ("clipping", "gradients", "loop")),
     *(f"mfopt/training/{name}.py" for name in ("secrets", "units")),
-    *(f"mfopt/sampling/{name}.py" for name in ("_bins", "_generator", "poisson", "sampler")),
+    *(f"mfopt/sampling/{name}.py" for name in ("_generator", "base", "poisson", "sampler")),
     *(f"mfopt/noise/{name}.py" for name in ("_draws", "recursions", "stream")),
 )
 CANARIES, SEED = 200, 1
@@ -58,6 +58,14 @@ HARMLESS = {
         "mfopt/sampling/_generator.py",
         "counter = np.array([0, 1, purpose, step or 0], dtype=np.uint64)",
     ): "each stream begins 2^64 blocks later; it is 2^128 blocks long",
+    (
+        "mfopt/sampling/base.py",
+        "bins = self.assign(population, generator(seed, (lambda x, *_: x)(throw)))",
+    ): "balls-in-bins assigns by the stream of step 0, from which nothing else is drawn",
+    (
+        "mfopt/training/secrets.py",
+        "x = x - GOLDEN",
+    ): "SplitMix64 counts by another odd number; what follows mixes either alike",
 }
 # settings of the audited runs, by the name of their factorization file
 RUNS = {
