@@ -16,7 +16,7 @@ from jax_privacy.accounting import accountants
 from jax_privacy.accounting import analysis as jax_privacy
 
 from mfopt.accounting import Mechanism, account
-from mfopt.accounting.accountants.independent_rounds import ROUNDS
+from mfopt.accounting.accountants.independent_rounds import composed
 from mfopt.accounting.analyses import DeterministicAnalysis
 from mfopt.accounting.bound import GaussianBound, RoundsBound
 from mfopt.accounting.chain import GroupBound
@@ -89,7 +89,7 @@ def test_a_group_that_hardly_takes_part_needs_no_noise():
     scheme = CyclicPoisson(probability=0.01, bands=3, iterations=12)
     mechanism = Mechanism(scheme, BandedSquareRoot(2), group_size=3)
     assert account(mechanism, epsilon=0.04, delta=0.13).noise_multiplier == 0
-    units = GroupBound(RoundsBound(ROUNDS[CyclicPoisson].rounds(mechanism), "", True), 3, "")
+    units = GroupBound(RoundsBound(composed(mechanism), "", True), 3, "")
     chance = 3 * (1 - 0.99**4)
     assert units.without_noise(chance * 1.001) and not units.without_noise(chance * 0.999)
 

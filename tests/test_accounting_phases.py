@@ -141,10 +141,8 @@ def test_what_does_not_compose_is_refused():
     with pytest.raises(UsageError, match="composed for one unit"):
         Phase(Mechanism(BallsInBins(4, 2), group_size=2), 1.0)
     pair = Mechanism(CyclicPoisson(0.2, 3, 60), BandedSquareRoot(3), group_size=2)
-    exchanged = Mechanism(Poisson(0.1, 3), group_size=2, adjacency="replace")
-    for chained in (pair, exchanged):
-        with pytest.raises(UsageError, match="not a composition of rounds"):
-            Phase(chained, 1.0)
+    with pytest.raises(UsageError, match="not a composition of rounds"):
+        Phase(pair, 1.0)
     with pytest.raises(UsageError, match="replace"):
         Phase(Mechanism(BallsInBins(4, 2), adjacency="replace"), 1.0)
     with pytest.raises(UsageError, match="one of ε and δ"):

@@ -8,6 +8,7 @@ import pytest
 
 from mfopt import strategies
 from mfopt.accounting import Mechanism, account, unamplified
+from mfopt.accounting.loss_distribution import poisson
 from mfopt.errors import UsageError
 from mfopt.sampling import BallsInBins, CyclicPoisson, FixedOrder, MinSeparation, Poisson
 
@@ -168,14 +169,37 @@ def test_a_time_scaled_band_has_no_dust_behind_it_however_long():
             unamplified.bands(boast, n)
 
 
-def test_rounds_are_scaled_by_the_largest_column_norm():
-    from mfopt import strategies as S
-    from mfopt.accounting.loss_distribution import poisson
+def test_columns_of_unlike_norms_compose_as_in_dp_accounting():
+    from dp_accounting import dp_event
+    from dp_accounting.pld import PLDAccountant
 
-    strategy = S.BandedToeplitz([1.0, 0.5])
-    norms = np.linalg.norm(strategy.materialize(6), axis=0)
-    scale, _ = poisson._scale(strategy, 6, 2)
-    assert norms.mean() < 0.99 * norms.max() <= 0.99 * scale < norms.max()
+    matrix = random_dense(9, np.random.default_rng(3), negative=True)
+    strategy = strategies.Banded.from_dense(matrix, 2)
+    norms = unamplified.column_norms(strategy, 9)
+
+    def theirs(columns):
+        accountant = PLDAccountant()
+        for norm in columns:
+            event = dp_event.GaussianDpEvent(3.0 / norm)
+            accountant.compose(dp_event.PoissonSampledDpEvent(0.3, event))
+        return accountant.get_epsilon(1e-5)
+
+    most = max(theirs(norms[start::2]) for start in range(2))
+    ours = account(Mechanism(CyclicPoisson(0.3, 2, 9), strategy), noise_multiplier=3.0, delta=1e-5)
+    assert most * (1 - 1e-3) < ours.epsilon < most * 1.04
+    assert ours.lower_bound == pytest.approx(most, rel=1e-3)
+    # control: as if all columns were as long as the longest
+    assert theirs([max(norms)] * 5) > 1.1 * ours.epsilon
+
+
+def test_many_norms_are_rounded_up_for_an_account_and_down_for_an_attack():
+    base, columns = strategies.BandedToeplitz([1.0, 0.5]), np.linspace(2, 1, 1000)
+    scaled = strategies.TimeScaled(base, np.ones(1000), columns)
+    above, below = poisson._columns(scaled, 1000, 2)
+    exact = np.sum(unamplified.column_norms(scaled, 1000)[::2] ** 2)
+    lengths = [sum(count * norm**2 for count, norm in part) for part in (below, above)]
+    assert 0.95 * exact < lengths[0] < exact < lengths[1] < 1.05 * exact
+    assert len(above) <= poisson._NORMS
 
 
 def test_refusals_name_the_way_out():

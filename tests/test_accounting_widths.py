@@ -46,7 +46,7 @@ def test_c_is_accounted_by_its_numbers_whatever_their_width(scheme):
     collected = []
     for strategy in (S.Toeplitz(float32_coefs), _narrowed(exact, jnp.float32), exact):
         unamplified._extent.cache_clear()
-        poisson._scale.cache_clear()
+        poisson._columns.cache_clear()
         collected.append(
             account(Mechanism(scheme, strategy), noise_multiplier=9.0, **question).epsilon
         )

@@ -1,6 +1,5 @@
 """Lower ends of bounds: attacks against quadrature and exact profiles; answers have them."""
 
-import dataclasses
 import math
 import sys
 
@@ -54,9 +53,8 @@ def test_epsilon_and_delta_of_an_attack_agree():
 @pytest.mark.parametrize(
     ("mechanism", "gap"),
     [
-        (Mechanism(FixedBatch(50, 1000, 20), group_size=3, adjacency="zero-out"), 0.15),
-        (Mechanism(FixedBatch(50, 1000, 20), group_size=3, adjacency="replace"), 0.15),
-        (Mechanism(Poisson(0.05, 20), group_size=2, adjacency="replace"), 0.02),
+        (Mechanism(FixedBatch(50, 1000, 20), group_size=3, adjacency="zero-out"), 0.06),
+        (Mechanism(FixedBatch(50, 1000, 20), group_size=3, adjacency="replace"), 0.08),
         (Mechanism(CyclicPoisson(0.2, 4, 42), BandedSquareRoot(4), group_size=2), 0.08),
         (Mechanism(TruncatedPoisson(0.05, 70, 1000, 20)), 0.7),
         (Mechanism(MinSeparation(40, 8, 5), MIXED), 0.3),
@@ -104,16 +102,11 @@ def test_attacks_on_reassigned_bins_lie_below_the_composed_profile():
     assert attack(0.35).log_delta_below(0.5) > exact  # a control
 
 
-def test_batches_that_are_always_full_are_attacked_where_columns_are_long():
+def test_batches_that_are_always_full_have_both_ends():
     scheme = TruncatedPoisson(0.9, batch_size=3, population=200, iterations=4)
     assert scheme.full == 1
-    once = Mechanism(dataclasses.replace(scheme, iterations=1))
-    epsilon = account(
-        once, noise_multiplier=1.0, delta=1e-5
-    ).epsilon  # the other columns are nothing
-    steps = Mechanism(scheme, Dense(np.diag([1.0, 1e-6, 1e-6, 1e-6])))
-    guarantee = account(steps, noise_multiplier=1.0, delta=1e-5)
-    assert 0.9 * epsilon < (guarantee.lower_bound or 0.0) <= epsilon < guarantee.epsilon
+    guarantee = account(Mechanism(scheme), noise_multiplier=1.0, delta=1e-5)
+    assert 0.99 * guarantee.epsilon < (guarantee.lower_bound or 0.0) <= guarantee.epsilon
 
 
 @pytest.mark.ci

@@ -174,7 +174,7 @@ BAD = {
     "--strategy toeplitz --buffers 3": "--buffers 3: has no effect with toep",
     "--strategy banded --bands 99": "--bands 99: is more than the run has iterations (8)",
     "--sampling fresh-bins --strategy banded-toeplitz --bands 99": "--bands 99: must be at most 4",
-    "--sampling poisson": "--strategy sqrt: plain Poisson sampling is accounted for C = I only",
+    "--sampling poisson": "--strategy sqrt: C has 8 bands; poisson is accounted for at most 1",
     "--momentum 0.9": "--momentum has no effect without --workload momentum",
     "--objective median": "objective",
     "--workload none.npy": "workload",

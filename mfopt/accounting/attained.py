@@ -28,7 +28,6 @@ from mfopt._runtime._float64 import float64
 from mfopt.accounting import bracket, projection
 from mfopt.accounting.closed_form.gaussian import GaussianProfile
 from mfopt.accounting.loss_distribution import poisson
-from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.accounting.monte_carlo import balls_in_bins, dominating_pair, pattern_frozen, patterns
 from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
@@ -187,9 +186,8 @@ def attacks(mechanism: Mechanism) -> Callable[[float], LowerProfile] | None:
     rounds = poisson.attack(mechanism.strategy, mechanism.sampling, size, mechanism.adjacency)
     if rounds is None or rounds.mixture.trivial:
         return None
-
-    mixture, count, scale = rounds.mixture, rounds.rounds, rounds.scale
-    return lambda sigma: _Best((RoundsProfile(mixture, count, sigma / scale),))
+    profile = rounds.profile
+    return lambda sigma: _Best((profile(sigma),))
 
 
 @float64

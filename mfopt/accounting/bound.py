@@ -99,15 +99,14 @@ class RoundsBound(DeterministicBound):
     exact: bool
 
     def profile(self, noise_multiplier: float, accuracy: float = FINE) -> RoundsProfile:
-        sigma = noise_multiplier / self.composed.scale
-        return RoundsProfile(self.composed.mixture, self.composed.rounds, sigma, accuracy)
+        return self.composed.profile(noise_multiplier, accuracy)
 
     def guess(self, epsilon: float, delta: float) -> float:
         sigma = rounds.guess(self.composed.mixture, self.composed.rounds, epsilon, delta)
-        return self.composed.scale * max(sigma, _LEAST_GUESS)
+        return self.composed.mean_norm * max(sigma, _LEAST_GUESS)
 
     def without_noise(self, delta: float) -> str | None:
-        log_chance = self.profile(1.0).log_chance
+        log_chance = RoundsProfile(self.composed.mixture, self.composed.rounds, 1.0).log_chance
         if log_chance > math.log(delta):
             return None
         chance = math.exp(log_chance)

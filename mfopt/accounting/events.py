@@ -32,22 +32,22 @@ def to_event(phases: Sequence[Phase]) -> Any:
         rounds, scheme = phase.rounds, phase.mechanism.sampling
         if rounds is None:
             raise _check.reject("phases", scheme, "dp_accounting has no event for this scheme")
-        sigma = phase.noise_multiplier / rounds.scale
-        event = dp_event.GaussianDpEvent(sigma)
         chance, facts = _drawn(phase.mechanism), scheme.describe()
-        if facts["kind"] == "truncated-poisson":
-            event = dp_event.TruncatedSubsampledGaussianDpEvent(
-                facts["population"], facts["probability"], facts["batch_size"], sigma
-            )
-        elif chance is not None:
-            event = dp_event.PoissonSampledDpEvent(chance, event)
-        elif phase.mechanism.adjacency == "replace" or not isinstance(rounds.mixture, Mixture):
-            rule = f"dp_accounting has no event for it under {scheme.kind}"
-            raise _check.reject("adjacency", phase.mechanism.adjacency, rule)
-        elif (shift := rounds.mixture.sensitivities.tolist()) != [1.0]:
-            weight = np.exp(rounds.mixture.log_weights).tolist()
-            event = dp_event.MixtureOfGaussiansDpEvent(sigma, shift, weight)
-        events.append(dp_event.SelfComposedDpEvent(event, rounds.rounds))
+        for mixture, count, sigma in rounds.at(phase.noise_multiplier):
+            event = dp_event.GaussianDpEvent(sigma)
+            if facts["kind"] == "truncated-poisson":
+                event = dp_event.TruncatedSubsampledGaussianDpEvent(
+                    facts["population"], facts["probability"], facts["batch_size"], sigma
+                )
+            elif chance is not None:
+                event = dp_event.PoissonSampledDpEvent(chance, event)
+            elif phase.mechanism.adjacency == "replace" or not isinstance(mixture, Mixture):
+                rule = f"dp_accounting has no event for it under {scheme.kind}"
+                raise _check.reject("adjacency", phase.mechanism.adjacency, rule)
+            elif (shift := mixture.sensitivities.tolist()) != [1.0]:
+                weight = np.exp(mixture.log_weights).tolist()
+                event = dp_event.MixtureOfGaussiansDpEvent(sigma, shift, weight)
+            events.append(dp_event.SelfComposedDpEvent(event, count))
     return events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
 
 

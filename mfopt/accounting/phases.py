@@ -21,7 +21,7 @@ import numpy as np
 from mfopt._runtime import _check, _sizes
 from mfopt._runtime._types import JsonObject
 from mfopt.accounting.account import Effort, account, analysis
-from mfopt.accounting.accountants.independent_rounds import ROUNDS
+from mfopt.accounting.accountants.independent_rounds import composed, is_chained
 from mfopt.accounting.accountants.sampled import refuse_replacement
 from mfopt.accounting.analyses import Analysis
 from mfopt.accounting.loss_distribution import poisson
@@ -35,7 +35,7 @@ from mfopt.sampling import FixedOrder, MinSeparation, Scheme
 from mfopt.strategies import Dense, Strategy
 
 # by exact class: a subclass may let units take part otherwise
-_PUBLIC = {FixedOrder: poisson.public, MinSeparation: poisson.public}
+_PUBLIC = FixedOrder, MinSeparation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,10 +62,11 @@ class Phase:
           UsageError: it has neither.
         """
         mechanism, scheme = self.mechanism, self.mechanism.sampling
-        if (composed := _PUBLIC.get(type(scheme))) is not None:
-            return composed(mechanism.strategy, scheme, mechanism.group_size, mechanism.adjacency)
-        accountant = ROUNDS.get(type(scheme))
-        if accountant is None:
+        if type(scheme) in _PUBLIC:
+            return poisson.public(
+                mechanism.strategy, scheme, mechanism.group_size, mechanism.adjacency
+            )
+        if type(scheme) not in poisson.MIXTURES:
             refuse_replacement(mechanism)
             if not protocol.is_sampled(scheme):
                 rule = f"no account of {scheme.kind} composes with others"
@@ -75,12 +76,11 @@ class Phase:
                 rule = f"a phase of {scheme.kind} is composed for one unit"
                 raise _check.reject("group_size", mechanism.group_size, rule)
             return None
-        if accountant.chained(mechanism):
-            under = f"under {scheme.kind} and {mechanism.adjacency!r}"
-            rule = f"a group's account {under} is not a composition of rounds"
+        if is_chained(mechanism):
+            rule = f"a group's account under {scheme.kind} is not a composition of rounds"
             way_out = "Compose for one unit, or account for the phases one by one."
             raise _check.reject("group_size", mechanism.group_size, rule, way_out)
-        return accountant.rounds(mechanism)
+        return composed(mechanism)
 
 
 def compose(
@@ -170,18 +170,16 @@ def _profile(
       accuracy: relative error of ε.
       attacked: whether to take rounds that some data attain, of phases where such are known.
     """
-    kinds = []
+    released: list[list[RepeatedRound]] = []
     for phase in phases:
         mechanism, rounds = phase.mechanism, phase.rounds
         if attacked:
             described = mechanism.strategy, mechanism.sampling
             rounds = poisson.attack(*described, mechanism.group_size, mechanism.adjacency)
         if rounds is not None and not rounds.mixture.trivial:
-            sigma = phase.noise_multiplier / rounds.scale
-            kinds.append(RepeatedRound(rounds.mixture, rounds.rounds, sigma))
-    if not kinds:
-        return None
-    return RoundsProfile(*kinds[0], accuracy / len(kinds), tuple(kinds[1:]))
+            released.append(rounds.at(phase.noise_multiplier))
+    kinds = [kind for part in released for kind in part]
+    return RoundsProfile.of(kinds, accuracy / len(released)) if kinds else None
 
 
 def _with_sampled(

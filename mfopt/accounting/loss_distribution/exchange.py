@@ -1,30 +1,45 @@
-"""Rounds that keep their number of units: a unit's contribution is zeroed out or replaced.
+"""Rounds that keep their number of units: contributions of K units are zeroed out or replaced.
 
-Here both laws of a round are mixtures, and no one pair of data sets is worst at every ε. With q the
-chance of the unit, x what it gives, x' what it gives in the other data set (0, or anything), and v
-what the batch without the unit has in its place (nothing under Poisson sampling, one more of the
-others where the batch's size is fixed), all of norm at most 1 and up to a common shift:
+Here both laws of a round are mixtures, and no one pair of data sets is worst at every ε. Let j of
+the K units be drawn, with chance p_j, the first j of an order that is independent of the data. Let
+x_i be what they give, x'_i what they give in the other data set (0, or anything), and v_i what the
+batch without them has in their places (nothing under Poisson sampling, as many of the others where
+the batch's size is fixed), all of norm at most 1. Given the orders, and up to a common shift,
 
-    P = (1-q) N(v) + q N(x),    Q = (1-q) N(v) + q N(x').
+    P = Σ_j p_j N(a_j),    a_j = Σ_{i<=j} (x_i - v_i),
+    Q = Σ_j p_j N(b_j),    b_j = Σ_{i<=j} (x'_i - v_i),
 
-Given what is drawn of the others, which is independent of the unit; divergences are convex. For
-α >= 1 and any set A of N(x)-measure Φ(u), by the lemma of Neyman and Pearson (σ = 1),
+and divergences are convex. For i >= j the distance |a_i - b_j| is at most c i - e j, where c, e are
 
-    P(A) - α Q(A) = q N(x)(A) - q α N(x')(A) - (α-1) (1-q) N(v)(A)
-                 <= q Φ(u) - q α Φ(u - |x-x'|) - (α-1) (1-q) Φ(u - |x-v|),
+    2, 1, and 1, 0 with P and Q exchanged    a fixed batch, the units zeroed
+    2, 0                                     a fixed batch, the units replaced
+    1, -1                                    Poisson sampling, the units replaced
 
-which half-spaces attain where x', v and x lie on a line with the largest distances at once. For
-α < 1 the same holds with the roles of P and Q, x and x' exchanged. So at every α the larger of two
-pairs is the supremum over all data, and where the largest distances are
+For α >= 1 let a plan w >= 0 take all of the weights α p_j of Q, less what both have at a_0 = b_0,
+to components i >= j of P. With σ = 1 and N(a_i)(A) = Φ(u_i), the lemma of Neyman and Pearson gives
+for any data and any set A
 
-    |x-x'| = |x'-v| = 1, |x-v| = 2    a fixed batch, the unit zeroed (x' = 0, v = -x, or v = x)
-    |x-x'| = |x-v| = |x'-v| = 2       a fixed batch, the unit replaced
-    |x-x'| = 2, |x-v| = |x'-v| = 1    Poisson sampling, the unit replaced
+    P(A) - α Q(A) <= Σ_i sup_u (p_i Φ(u) - Σ_j w_ij Φ(u - (c i - e j))).                         (1)
 
-Such a supremum is the profile of one pair that dominates all (Zhu, Dong, Wang 2022, Proposition 8),
-and what dominates each round dominates adaptive compositions (ibid., Theorem 10): its positive
-losses are those of the first pair, its negative ones those of the second, and the rest, as much
-under P as under Q, has loss 0.
+Let R_k(t) = Σ_{j<=k} p_j φ(t - c j) / Σ_{j<=k} p_j φ(t - e j). Any t has an α >= 1 and an l with
+α = R_l(t) = max_k R_k(t). Beyond l component j keeps its own share α p_j; the supremum of that is
+at the threshold τ_j = (c + e) j/2 + log α / ((c - e) j). Up to l the suprema are all at t, where
+each is stationary, if the plan gives p_i φ(t - c i) = Σ_j w_ij φ(t - e j). There is such a plan if
+for every k the j from k to l have at least as much in P as in Q at t. They do: as R_l is the
+largest, τ_l <= t <= τ_{l+1}; τ is convex in j, so that those j <= l with more in P than in Q are
+the last ones; and all together balance. So (1) is
+
+    Σ_j p_j (Φ(c j - s_j) - α Φ(e j - s_j)),    s_j = t up to l, τ_j beyond,
+
+which no other plan makes less, so that α increases with t. With l the largest j (for one unit:
+always) data on a line attain it, the same at every α; else others do at one α, if differences of
+the τ_j are at most the norms that units may have.
+
+For α < 1 the same holds with P and Q exchanged, so at every α the supremum over all data is known.
+It is the profile of one pair that dominates all (Zhu, Dong, Wang 2022, Proposition 8), and what
+dominates each round dominates adaptive compositions (ibid., Theorem 10): its positive losses are
+those of the first pair, its negative ones those of the second, and the rest, as much under P as
+under Q, has loss 0.
 """
 
 from __future__ import annotations
@@ -36,54 +51,74 @@ import math
 import numpy as np
 import scipy
 
-from mfopt.accounting import solve
 from mfopt.accounting.loss_distribution import LossDistribution, distribution
 from mfopt.accounting.loss_distribution.mixture import Mixture, Nodes, Resolution, Round, reach
 
 _MOST_CELLS = 500_000
+_MOST_MASSES = 1 << 23
 _NODES = 0.05  # spacing of the nodes for planning, in noise standard deviations
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """P = E_j N(j·with_it), Q = E_j N(j·without), with_it > without; j = 0 and 1 for one unit.
-
-    Its losses are positive and increasing above the midpoint of the two for one unit, above some z
-    for groups.
+    """The supremum over data of P(A) - α Q(A), for α >= 1; see the module's text.
 
     Attributes:
-      chances: of j = 1, 2, …; what is left is of j = 0.
-      with_it, without: in clip norms.
+      counts: law of j, the number of units that are drawn.
+      with_it, without: c and e, in clip norms.
     """
 
-    chances: tuple[float, ...]
+    counts: Mixture
     with_it: float
     without: float
 
-    @property
-    def probability(self) -> float:
-        """Chance of j > 0."""
-        return min(math.fsum(self.chances), 1.0)
+    def likely(self, log_tail: float) -> Pair:
+        """Without the least likely counts, of total probability at most e^log_tail."""
+        return dataclasses.replace(self, counts=self.counts.cut(log_tail))
 
     @functools.cached_property
     def sides(self) -> tuple[Mixture, Mixture]:
-        """(P, Q), of which only the weights and the shifts are used: no Q is N(0)."""
-        counts = np.arange(len(self.chances) + 1.0)
-        with np.errstate(divide="ignore"):
-            log_weights = np.log([1 - self.probability, *self.chances])
-        return Mixture(self.with_it * counts, log_weights), Mixture(
-            self.without * counts, log_weights
+        """(P, Q) on a line, of which only the weights and the shifts are used: no Q is N(0)."""
+        top, bottom = (
+            dataclasses.replace(self.counts, sensitivities=step * self.counts.sensitivities)
+            for step in (self.with_it, self.without)
         )
+        return top, bottom
+
+    def thresholds(self, z: np.ndarray, sigma: float) -> tuple[np.ndarray, np.ndarray]:
+        """(log α, shape (N,); s_j in σ for each count, (J, N)) of which t is z, shape (N,)."""
+        sides = []
+        for side in self.sides:
+            shift = side.sensitivities[:, None] / sigma
+            exponents = side.log_weights[:, None] + shift * (z - shift / 2)
+            sides.append((shift, np.logaddexp.accumulate(exponents, axis=0)))
+        (top, log_p), (bottom, log_q) = sides
+        ratio = log_p - log_q
+        # t is the least of those at which counts up to k balance: at it log α is the largest
+        last = np.argmax(ratio, axis=0)
+        loss = np.maximum(np.take_along_axis(ratio, last[None], 0)[0], 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):  # of no unit
+            alone = (top + bottom) / 2 + loss / (top - bottom)
+        own = np.arange(len(top))[:, None] > last
+        return loss, np.where(own, np.maximum(alone, z), z)
 
     def loss(self, z: np.ndarray, sigma: float) -> np.ndarray:
-        """log P/Q at x = σ z, shape of ``z``."""
-        top, bottom = (side.loss(z, sigma) for side in self.sides)
-        return top - bottom
+        """log α at which t is z, in σ, shape of ``z``: 0 up to some z, then increasing."""
+        return self.thresholds(z, sigma)[0]
 
     def masses(self, borders: np.ndarray, sigma: float) -> tuple[np.ndarray, np.ndarray]:
-        """P- and Q-mass of the cells between ``borders`` of z."""
-        top, bottom = (side.masses(sigma, borders)[0] for side in self.sides)
-        return top, bottom
+        """P- and Q-mass of the cells between ``borders`` of t."""
+        inner = self.thresholds(borders[np.isfinite(borders)], sigma)[1]
+        masses = []
+        for side in self.sides:
+            total = np.zeros(borders.size - 1)
+            for shift, log_weight, own in zip(
+                side.sensitivities / sigma, side.log_weights, inner, strict=True
+            ):
+                cells = distribution.normal_masses(np.append(own, math.inf) - shift)
+                total += math.exp(log_weight) * cells
+            masses.append(total)
+        return masses[0], masses[1]
 
     def ends(self, sigma: float, log_tail: float, largest: float) -> tuple[float, float]:
         """z where losses begin to be positive, and beyond which little mass or no use is."""
@@ -91,14 +126,9 @@ class Pair:
         def loss(z: float) -> float:
             return float(self.loss(np.array([z]), sigma)[0])
 
-        start = 0.5 * (self.with_it + self.without) / sigma
-        if len(self.chances) > 1 and loss(start) < 0:
-            start = solve.root(loss, start, len(self.chances) * start)
-        high = float(-scipy.special.ndtri_exp(log_tail))
-        for j, chance in enumerate(self.chances, 1):
-            likely = min(log_tail - math.log(max(chance, 1e-300)), -1e-9)
-            reached = j * self.with_it / sigma - float(scipy.special.ndtri_exp(likely))
-            high = max(high, reached, start + 1e-6)
+        counts = self.counts.sensitivities
+        start = 0.5 * (self.with_it + self.without) * float(counts[counts > 0][0]) / sigma
+        high = max(self.sides[0].ends(sigma, log_tail)[1], start + 1e-6)
         high = reach(loss, start, high, largest)
         return start, max(high, start + 1e-9)
 
@@ -114,7 +144,8 @@ class Pair:
           largest: the largest loss that is resolved.
         """
         start, stop = self.ends(sigma, log_tail, largest)
-        cells = math.ceil(min((stop - start) / spacing, _MOST_CELLS))
+        most = min(_MOST_CELLS, _MOST_MASSES // self.counts.components)
+        cells = math.ceil(min((stop - start) / spacing, most))
         return np.append(np.linspace(start, stop, cells + 1), math.inf)
 
 
@@ -130,44 +161,48 @@ class ReplacementRound(Round):
     remove: Pair
     add: Pair
 
-    # with more than one chance: what some data sets of a group attain, no account
+    @classmethod
+    def zeroed_in_fixed_batch(cls, counts: Mixture) -> ReplacementRound:
+        """Contributions become 0, the batch's size stays: the others fill their places."""
+        return cls(Pair(counts, 2, 1), Pair(counts, 1, 0))
 
     @classmethod
-    def zeroed_in_fixed_batch(cls, *chances: float) -> ReplacementRound:
-        """One unit's contribution becomes 0, the batch's size stays: the others fill its place."""
-        return cls(Pair(chances, 2, 1), Pair(chances, 1, 0))
+    def replaced_in_fixed_batch(cls, counts: Mixture) -> ReplacementRound:
+        """Contributions become others, the batch's size stays."""
+        return cls(Pair(counts, 2, 0), Pair(counts, 2, 0))
 
     @classmethod
-    def replaced_in_fixed_batch(cls, *chances: float) -> ReplacementRound:
-        """One unit's contribution becomes another, the batch's size stays."""
-        return cls(Pair(chances, 2, 0), Pair(chances, 2, 0))
+    def replaced_in_poisson_batch(cls, counts: Mixture) -> ReplacementRound:
+        """Contributions become others, drawn independently of all others."""
+        return cls(Pair(counts, 1, -1), Pair(counts, 1, -1))
 
-    @classmethod
-    def replaced_in_poisson_batch(cls, *chances: float) -> ReplacementRound:
-        """One unit's contribution becomes another, drawn independently of the others."""
-        return cls(Pair(chances, 1, -1), Pair(chances, 1, -1))
+    @property
+    def trivial(self) -> bool:
+        return self.remove.counts.trivial
 
     @property
     def largest(self) -> float:
         pair = self.remove
-        return float(len(pair.chances) * (pair.with_it - pair.without))
+        return pair.counts.largest * (pair.with_it - pair.without)
 
     @property
     def components(self) -> int:
-        # one where the unit always takes part: a Gaussian release
-        return 1 if self.remove.probability == 1 else 2
+        # one where as many units take part always: a Gaussian release
+        return self.remove.counts.components
 
     @property
     def log_chance(self) -> float:
-        return math.log(self.remove.probability)
+        return self.remove.counts.log_chance
 
     @property
     def mean(self) -> float:
-        return self.remove.probability * self.largest
+        pair = self.remove
+        return pair.counts.mean * (pair.with_it - pair.without)
 
     def nodes(self, noise_multiplier: float, log_tail: float) -> Nodes:
         parts: list[Nodes] = []
-        for pair in (self.remove, self.add):
+        for whole in (self.remove, self.add):
+            pair = whole.likely(log_tail)
             z = pair.borders(noise_multiplier, _NODES, log_tail)[:-1]
             loss = pair.loss(z, noise_multiplier)
             bottom = pair.sides[1].loss(z, noise_multiplier)
@@ -188,24 +223,29 @@ class ReplacementRound(Round):
     def discretize(
         self, noise_multiplier: float, step: float, resolution: Resolution
     ) -> LossDistribution:
-        sigma = noise_multiplier
-        borders = self.remove.borders(
-            sigma, resolution.spacing, resolution.log_tail, resolution.ends[1]
-        )
-        up_p, up_q = self.remove.masses(borders, sigma)
-        up = self.remove.loss(borders[:-1], sigma)
-        borders = self.add.borders(
-            sigma, resolution.spacing, resolution.log_tail, -resolution.ends[0]
-        )
-        down_q, down_p = (mass[::-1] for mass in self.add.masses(borders, sigma))
-        down = -self.add.loss(borders[:-1], sigma)[::-1]
+        sigma, log_tail = noise_multiplier, resolution.log_tail
+        halves = []
+        for whole, largest in (
+            (self.remove, resolution.ends[1]),
+            (self.add, -resolution.ends[0]),
+        ):
+            pair = whole.likely(log_tail)
+            borders = pair.borders(sigma, resolution.spacing, log_tail, largest)
+            halves.append((pair.loss(borders[:-1], sigma), *pair.masses(borders, sigma)))
+        (up, up_p, up_q), (down, down_q, down_p) = halves
         # rounding aside the rest is the same under P and under Q; its loss is 0
-        untouched = max(1 - math.fsum(up_p) - math.fsum(down_p), 0.0)
-        up[0] = down[-1] = 0.0
-        loss = np.concatenate([[-math.inf], down, up, [math.inf]])
-        mass_p = np.concatenate([down_p, [untouched], up_p])
-        mass_q = np.concatenate([down_q, [untouched], up_q])
-        return distribution.from_cells(step, np.maximum.accumulate(loss), mass_p, mass_q)
+        missing = self.remove.likely(log_tail).counts.missing
+        untouched = max(1 - missing - math.fsum(up_p) - math.fsum(down_p), 0.0)
+        up[0] = down[0] = 0.0
+        loss = np.concatenate([[-math.inf], -down[::-1], up, [math.inf]])
+        mass_p = np.concatenate([down_p[::-1], [untouched], up_p])
+        mass_q = np.concatenate([down_q[::-1], [untouched], up_q])
+        result = distribution.from_cells(step, np.maximum.accumulate(loss), mass_p, mass_q)
+        return dataclasses.replace(
+            result,
+            infinite=result.infinite + missing,
+            reverse_infinite=result.reverse_infinite + missing,
+        )
 
     def discretize_below(
         self,
@@ -216,14 +256,15 @@ class ReplacementRound(Round):
         add: bool,
         rounds: int,
     ) -> LossDistribution:
-        # of one of the two pairs alone, which some data attain; all losses are resolved
-        pair = self.add if add else self.remove
-        lowest = len(pair.chances) * min(pair.without, 0)
+        # of one of the two pairs alone, on a line, which some data attain; all losses are resolved
+        pair = (self.add if add else self.remove).likely(2 * resolution.log_tail)
+        lowest = pair.counts.largest * min(pair.without, 0)
         low = float(scipy.special.ndtri_exp(resolution.log_tail)) + lowest / noise_multiplier
         high = pair.ends(noise_multiplier, resolution.log_tail, math.inf)[1]
         cells = math.ceil(min((high - low) / resolution.spacing, 2 * _MOST_CELLS))
         borders = np.concatenate([[-math.inf], np.linspace(low, high, cells + 1), [math.inf]])
-        mass_p, mass_q = pair.masses(borders, noise_multiplier)
+        mass_p, mass_q = (side.masses(noise_multiplier, borders)[0] for side in pair.sides)
+        mass_q[-1] += pair.counts.missing
         return distribution.from_below(step, mass_p, mass_q, rounds)
 
 

@@ -186,7 +186,7 @@ class Mixture(Round):
 
     @classmethod
     def hypergeometric(cls, group_size: int, batch_size: int, population: int) -> Mixture:
-        """Twice the number of the group's units in a fixed batch (Ganesh 2024, Theorem 3.3).
+        """Number of the group's units in a fixed batch (Ganesh 2024, Theorem 3.3).
 
         ``population`` counts the data set that contains the group.
         """
@@ -194,7 +194,7 @@ class Mixture(Round):
         count = _counts(min(group_size, batch_size))[max(-spare, 0) :].astype(np.float64)
         counts, above = count[:-1], count[1:]
         ratios = (group_size - counts) / above * ((batch_size - counts) / (spare + above))
-        return cls._kept(2 * count, _log_weights(np.log(ratios)))
+        return cls._kept(count, _log_weights(np.log(ratios)))
 
     @classmethod
     def _kept(cls, sensitivities: np.ndarray, log_weights: np.ndarray) -> Mixture:
@@ -314,12 +314,13 @@ class Mixture(Round):
         add: bool,
         rounds: int,
     ) -> LossDistribution:
-        mixture = self.cut(resolution.log_tail)
+        mixture = self.cut(2 * resolution.log_tail)
         z = mixture.borders(noise_multiplier, resolution)
         loss = mixture.loss(z[1:-1], noise_multiplier)
 
         def cells(borders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             mass_p, mass_q = mixture.masses(noise_multiplier, borders)
+            mass_p[0] += mixture.missing * add  # no less under the law that loses from them
             return (mass_q[::-1], mass_p[::-1]) if add else (mass_p, mass_q)
 
         def recut(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

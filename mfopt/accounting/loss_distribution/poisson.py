@@ -3,7 +3,11 @@
 Poisson sampling with independent noise (DP-SGD), a group of K under it (Ganesh 2024, Theorem
 3.1; Charles et al. 2024, Theorem 1), a banded C under cyclic Poisson sampling, and fixed batches
 (Ganesh 2024, Theorem 3.3). In all of them an iteration touches a unit with fresh randomness and
-the iterations' contributions do not overlap, so the account is a composition of rounds. Where
+the iterations' contributions do not overlap, so the account is a composition of rounds, each at
+the noise multiplier σ / |c| of its column c. A unit knows its group of iterations: what dominates
+every group is the one that has as its j-th longest column the longest j-th of any group, since
+noise multipliers only have to fall for a round to dominate, and the order of rounds does not
+matter. It is a group itself wherever one has the longest columns throughout. Where
 the number of units stays ("replace", and fixed batches under "zero-out") a round is an
 :class:`~mfopt.accounting.loss_distribution.exchange.ReplacementRound`, known for one unit.
 """
@@ -12,14 +16,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import scipy
 
 from mfopt._runtime import _check
 from mfopt.accounting import unamplified
 from mfopt.accounting.loss_distribution.exchange import PublicMixture, ReplacementRound
+from mfopt.accounting.loss_distribution.grid import RepeatedRound
 from mfopt.accounting.loss_distribution.mixture import Mixture, Round
+from mfopt.accounting.loss_distribution.rounds import FINE, RoundsProfile
 from mfopt.sampling import (
     Adjacency,
     CyclicPoisson,
@@ -32,86 +40,110 @@ from mfopt.sampling import (
 )
 from mfopt.strategies import Strategy
 
-_ATTACKERS = 32  # units of a group that attack together where both data sets have them
+_NORMS = 32  # different norms of columns, beyond which close ones are taken as one
+_ALIKE = 1e-12  # norms that differ by rounding
+
+Columns = tuple[tuple[int, float], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-    """Composition of ``rounds`` copies of one mixture, at noise multiplier σ / ``scale``.
+    """Composition of rounds of one mixture, each at noise multiplier σ over its column's norm.
 
     Attributes:
       mixture: one round: its random sensitivity, in units of the clip norm, or another pair.
-      rounds: number of compositions.
-      scale: largest norm of a column of C: the rounds have noise multiplier σ / scale.
+      columns: (number of rounds, norm of their columns of C), the shortest first.
       exact: whether some data attains the account, up to discretization.
     """
 
     mixture: Round
-    rounds: int
-    scale: float
+    columns: Columns
     exact: bool
 
+    @property
+    def rounds(self) -> int:
+        """Number of compositions."""
+        return sum(count for count, _ in self.columns)
 
-def poisson(
-    strategy: Strategy, scheme: Poisson, group_size: int, adjacency: Adjacency = "add-remove"
+    @property
+    def longest(self) -> float:
+        """Largest norm of a column."""
+        return max(norm for _, norm in self.columns)
+
+    @property
+    def length(self) -> float:
+        """Norm of all columns together: of a contribution of norm 1 in every round."""
+        return self.longest * math.sqrt(self._squares)
+
+    @property
+    def mean_norm(self) -> float:
+        """Root mean square norm of the columns."""
+        return self.longest * math.sqrt(self._squares / self.rounds)
+
+    @property
+    def _squares(self) -> float:
+        return sum(count * (norm / self.longest) ** 2 for count, norm in self.columns)
+
+    def profile(self, noise_multiplier: float, accuracy: float = FINE) -> RoundsProfile:
+        """The privacy profile at this σ, for C as stored."""
+        return RoundsProfile.of(self.at(noise_multiplier), accuracy)
+
+    def at(self, noise_multiplier: float) -> list[RepeatedRound]:
+        """The rounds of each norm at this σ."""
+        return [
+            RepeatedRound(self.mixture, count, noise_multiplier / norm)
+            for count, norm in self.columns
+        ]
+
+
+def independent(
+    strategy: Strategy, scheme: Scheme, group_size: int, adjacency: Adjacency = "add-remove"
 ) -> Rounds:
-    """DP-SGD and its groups: C must be diagonal, iterations then release independent sums.
+    """The rounds of a scheme of :data:`MIXTURES`.
+
+    A unit can take part only in its group of iterations (one of them all but under cyclic Poisson
+    sampling, of which every ``scheme.bands``-th iteration is one), where the columns of C must not
+    overlap (Choquette-Choo et al. 2023, Theorem 4): given what was released before, the rows from
+    one of its iterations to the next are one subsampled Gaussian mechanism that the unit moves by
+    its contribution times one column, in both directions and with any signs in C.
 
     Args:
       strategy, scheme: C, and who takes part.
-      group_size: K; under "replace" the rounds are of one unit.
-      adjacency: how neighbours differ.
+      group_size, adjacency: K, and how neighbours differ; units of a cyclic scheme take part in the
+        same group of iterations.
 
     Raises:
-      UsageError: C has more than one band: a unit's participations overlap in C x, and no exact
-        analysis under plain Poisson sampling is known.
+      UsageError: C has more bands than the scheme has groups of iterations, or the scheme has no
+        such group of units.
     """
-    n = scheme.iterations
-    if unamplified.bands(strategy, n) > 1:
-        rule = "plain Poisson sampling is accounted for C = I only"
-        way_out = "Use cyclic-poisson with as many bands as C has, or balls-in-bins for any C >= 0."
-        raise _check.reject("strategy", strategy.kind, rule, way_out)
-    scale, even = _scale(strategy, n, 1)
-    return Rounds(_drawn(group_size, scheme.probability, adjacency), n, scale, even)
-
-
-def cyclic_poisson(
-    strategy: Strategy, scheme: CyclicPoisson, adjacency: Adjacency = "add-remove"
-) -> Rounds:
-    """Banded C: iterations / bands rounds at the probability within the group.
-
-    A unit can take part only every ``scheme.bands`` iterations, where the columns of C do not
-    overlap (Choquette-Choo et al. 2023, Theorem 4). Columns of unequal norm are all given the
-    largest one, an upper bound.
-
-    Raises:
-      UsageError: C has more bands than the scheme has groups.
-    """
-    n = scheme.iterations
+    n, groups = scheme.iterations, getattr(scheme, "bands", 1)
     width = unamplified.bands(strategy, n)
-    if width > scheme.bands:
-        rule = f"C has {width} bands: participations would overlap in C x"
+    if width > groups:
+        rule = f"C has {width} bands; {scheme.kind} is accounted for at most {groups}, where a "
         way_out = f"Use cyclic-poisson with bands >= {width}, or balls-in-bins for any C >= 0."
-        raise _check.reject("bands", scheme.bands, rule, way_out)
-    scale, even = _scale(strategy, n, scheme.bands)
-    return Rounds(_drawn(1, scheme.probability, adjacency), scheme.rounds, scale, even)
+        rule += "unit's participations do not overlap in C x"
+        raise _check.reject("strategy", strategy.kind, rule, way_out)
+    mixture = MIXTURES[type(scheme)](scheme, group_size, adjacency)
+    above, below = _columns(strategy, n, groups)
+    # only a group that has the longest columns throughout attains the account
+    attained = [count for count, _ in above] == [count for count, _ in below] and all(
+        low >= high * (1 - 3 * _ALIKE) for (_, high), (_, low) in zip(above, below, strict=True)
+    )
+    cut = isinstance(scheme, TruncatedPoisson) and scheme.full * scheme.kept > 0
+    return Rounds(mixture, above, attained and not cut)
 
 
-def fixed_batch(
-    strategy: Strategy, scheme: FixedBatch, group_size: int, adjacency: Adjacency = "add-remove"
-) -> Rounds:
-    """Batches of fixed size: twice a hypergeometric number of the group's units.
+def _poisson_batch(scheme: Any, group_size: int, adjacency: Adjacency) -> Round:
+    """Units drawn independently of each other and of others (a Poisson or a cyclic scheme)."""
+    counts = Mixture.binomial(group_size, scheme.probability)
+    return ReplacementRound.replaced_in_poisson_batch(counts) if adjacency == "replace" else counts
+
+
+def _fixed_batch(scheme: FixedBatch, group_size: int, adjacency: Adjacency) -> Round:
+    """A hypergeometric number of the group's units, in others' places.
 
     The two data sets differ by the group; the larger has ``scheme.population`` units, so that
-    the account also covers data sets that are larger. Where both have as many, by contributions
-    that are taken away or replaced, the rounds are of one unit.
-
-    Args:
-      strategy, scheme: C, and who takes part.
-      group_size, adjacency: K, and how neighbours differ.
-
-    Raises:
-      UsageError: the group is larger than the data set, or a batch cannot be drawn without it.
+    the account also covers data sets that are larger.
     """
     if group_size > scheme.population:
         raise _check.reject("group_size", group_size, f"the data set has {scheme.population} units")
@@ -119,24 +151,11 @@ def fixed_batch(
     if adjacency == "add-remove" and scheme.batch_size > remaining:
         rule = f"without the group {remaining} units are left to draw from"
         raise _check.reject("batch_size", scheme.batch_size, rule)
-    n = scheme.iterations
-    if unamplified.bands(strategy, n) > 1:
-        rule = "fixed batches are accounted for C = I only"
-        way_out = "Use balls-in-bins for any C >= 0."
-        raise _check.reject("strategy", strategy.kind, rule, way_out)
-    scale, even = _scale(strategy, n, 1)
-    chance = scheme.batch_size / scheme.population
-    if adjacency == "zero-out":
-        return Rounds(ReplacementRound.zeroed_in_fixed_batch(chance), n, scale, even)
-    if adjacency == "replace":
-        return Rounds(ReplacementRound.replaced_in_fixed_batch(chance), n, scale, even)
-    mixture = Mixture.hypergeometric(group_size, scheme.batch_size, scheme.population)
-    return Rounds(mixture, n, scale, even)
+    counts = Mixture.hypergeometric(group_size, scheme.batch_size, scheme.population)
+    return _IN_PLACE[adjacency](counts)
 
 
-def truncated_poisson(
-    strategy: Strategy, scheme: TruncatedPoisson, adjacency: Adjacency = "add-remove"
-) -> Rounds:
+def _cut_batch(scheme: TruncatedPoisson, group_size: int, adjacency: Adjacency) -> Round:
     """One unit under Poisson sampling with batches that are cut.
 
     Where the others leave room, it is as without the cut. Where they alone fill the batch, which
@@ -144,29 +163,33 @@ def truncated_poisson(
     has the place of one of them: a fixed batch. How many others were drawn is not told, so that
     the unit's chance there is the mean over them, ``scheme.kept``. (dp_accounting has the same two
     cases, the second as a replacement.)
-
-    Raises:
-      UsageError: C has more than one band.
     """
-    plain = poisson(strategy, Poisson(scheme.probability, scheme.iterations), 1, adjacency)
-    full, kept = scheme.full, scheme.kept
+    if group_size > 1:
+        rule = "batches that are cut are accounted for one unit"
+        way_out = "Use Poisson sampling, whose account covers groups."
+        raise _check.reject("group_size", group_size, rule, way_out)
+    plain, full, kept = _poisson_batch(scheme, 1, adjacency), scheme.full, scheme.kept
     if not full * kept > 0:
         return plain
-    places: dict[Adjacency, Round] = {
-        "add-remove": Mixture(np.array([0.0, 2.0]), np.log([1 - kept, kept])),
-        "zero-out": ReplacementRound.zeroed_in_fixed_batch(kept),
-        "replace": ReplacementRound.replaced_in_fixed_batch(kept),
-    }
-    replacement = places[adjacency]
-    mixture = replacement if full == 1 else PublicMixture(plain.mixture, replacement, full)
-    return dataclasses.replace(plain, mixture=mixture, exact=False)
+    replacement = _IN_PLACE[adjacency](Mixture.binomial(1, kept))
+    return replacement if full == 1 else PublicMixture(plain, replacement, full)
 
 
-def _drawn(group_size: int, probability: float, adjacency: Adjacency) -> Round:
-    """One round in which units are drawn independently of each other."""
-    if adjacency == "replace" and probability > 0:
-        return ReplacementRound.replaced_in_poisson_batch(probability)
-    return Mixture.binomial(group_size, probability)
+# by exact class: a subclass may let units take part otherwise
+MIXTURES: dict[type[Scheme], Callable[[Any, int, Adjacency], Round]] = {
+    Poisson: _poisson_batch,
+    CyclicPoisson: _poisson_batch,
+    FixedBatch: _fixed_batch,
+    TruncatedPoisson: _cut_batch,
+}
+# rounds in which units, whose number has this law, are in others' places
+_IN_PLACE: dict[Adjacency, Callable[[Mixture], Round]] = {
+    "add-remove": lambda counts: dataclasses.replace(
+        counts, sensitivities=2 * counts.sensitivities
+    ),
+    "zero-out": ReplacementRound.zeroed_in_fixed_batch,
+    "replace": ReplacementRound.replaced_in_fixed_batch,
+}
 
 
 def public(
@@ -189,7 +212,7 @@ def public(
     else:
         sensitivity = unamplified.sensitivity(strategy, scheme)
         moved, exact = sensitivity.value, sensitivity.exact
-    return Rounds(Mixture.binomial(1, 1.0), 1, moved * times, exact)
+    return Rounds(Mixture.binomial(1, 1.0), ((1, moved * times),), exact)
 
 
 def attack(
@@ -197,8 +220,8 @@ def attack(
 ) -> Rounds | None:
     """Rounds that some data sets attain: an account is at least theirs. None for other schemes.
 
-    The group's units contribute one vector wherever columns of C are long, and nothing where they
-    are shorter; under "replace" its opposite in the other data set. Others contribute nothing, in
+    The group's units contribute one vector throughout, in the group of iterations of the longest
+    columns; under "replace" its opposite in the other data set. Others contribute nothing, in
     fixed batches that opposite: a unit takes the place of one of them. Without sampling all units
     contribute in one explicit pattern.
 
@@ -208,62 +231,40 @@ def attack(
     """
     if isinstance(scheme, FixedOrder | MinSeparation):
         return public(strategy, scheme, group_size, adjacency, below=True)
-    if not isinstance(scheme, Poisson | CyclicPoisson | FixedBatch | TruncatedPoisson):
+    if type(scheme) not in MIXTURES:
         return None
-    scale, rounds = _longest(strategy, scheme.iterations, getattr(scheme, "bands", 1))
-    size, replaced = group_size, adjacency == "replace"
-    if replaced or (isinstance(scheme, FixedBatch) and adjacency == "zero-out"):
-        size = min(group_size, _ATTACKERS)
-    count, mixture = np.arange(1, size + 1), None
-    if isinstance(scheme, FixedBatch):
-        law = scipy.stats.hypergeom(scheme.population, size, scheme.batch_size)
-        if adjacency == "add-remove":
-            mixture = Mixture.hypergeometric(size, scheme.batch_size, scheme.population)
-        fixed = ReplacementRound.replaced_in_fixed_batch, ReplacementRound.zeroed_in_fixed_batch
-        replacement = fixed[not replaced]
-    else:
-        probability = scheme.probability
-        if isinstance(scheme, TruncatedPoisson):
-            if scheme.full == 1:
-                whole = truncated_poisson(strategy, scheme, adjacency)
-                return dataclasses.replace(whole, scale=scale, rounds=rounds)
-            probability = (1 - scheme.full) * probability + scheme.full * scheme.kept
-        law = scipy.stats.binom(size, probability)
-        if not replaced or probability == 0:
-            mixture = Mixture.binomial(size, probability)
-        replacement = ReplacementRound.replaced_in_poisson_batch
-    # less of it is what both data sets have in common: a lower end, whatever rounding does
-    attacked: Round = mixture or replacement(*map(float, law.pmf(count) * (1 - 1e-8)))
-    return Rounds(attacked, rounds, scale, True)
-
-
-@functools.lru_cache(maxsize=4)
-def _longest(strategy: Strategy, n: int, groups: int) -> tuple[float, int]:
-    """(norm, how many iterations of one group have at least it) of which most is to be gained."""
-    norms = unamplified.column_norms(strategy, n)
-    if not norms.strides[0]:  # one number for all columns, however many
-        return float(norms[0]), -(-n // groups)
-    best = (0.0, 1)
-    for start in range(min(groups, n)):
-        falling = np.sort(norms[start::groups])[::-1]
-        gain = falling**2 * np.arange(1, falling.size + 1)
-        count = int(np.argmax(gain))
-        best = max(
-            best,
-            (float(falling[count]), count + 1),
-            key=lambda candidate: candidate[0] ** 2 * candidate[1],
-        )
-    return best[0] * (1 - 1e-12), best[1]
+    if isinstance(scheme, TruncatedPoisson) and scheme.full < 1:
+        probability = (1 - scheme.full) * scheme.probability + scheme.full * scheme.kept
+        scheme = Poisson(probability, scheme.iterations)
+    _, below = _columns(strategy, scheme.iterations, getattr(scheme, "bands", 1))
+    account = independent(strategy, scheme, group_size, adjacency)
+    return dataclasses.replace(account, columns=below, exact=True)
 
 
 @functools.lru_cache(maxsize=4)  # an account asks for the same C several times
-def _scale(strategy: Strategy, n: int, groups: int) -> tuple[float, bool]:
-    """(largest column norm, whether some group of iterations has it throughout).
+def _columns(strategy: Strategy, n: int, groups: int) -> tuple[Columns, Columns]:
+    """Columns that dominate those of any group of iterations, and those of the longest group."""
+    norms, count = unamplified.column_norms(strategy, n), -(-n // groups)
+    if not norms.strides[0]:  # one number for all columns, however many
+        norm = float(norms[0])
+        return ((count, norm * (1 if norm == 1 else 1 + _ALIKE)),), ((count, norm),)
+    of_groups = np.sort(
+        np.append(norms, np.zeros(count * groups - n)).reshape(count, groups), axis=0
+    )
+    longest = of_groups[:, np.argmax(np.sum(of_groups**2, axis=0))]
+    above, below = (_levels(columns) for columns in (np.max(of_groups, axis=1), longest))
+    return (
+        tuple((size, high if high == 1 else high * (1 + _ALIKE)) for size, high, _ in above),
+        tuple((size, low * (1 - _ALIKE)) for size, _, low in below),
+    )
 
-    Only then, and if that group has as many iterations as any, is the account attained.
-    """
-    norms = unamplified.column_norms(strategy, n)
-    largest = float(np.max(norms if norms.strides[0] else norms[:1]))
-    norm, count = _longest(strategy, n, groups)
-    exact = count == -(-n // groups) and norm >= largest * (1 - 3e-12)
-    return largest * (1 + (0 if largest == 1 else 1e-12)), exact
+
+def _levels(norms: np.ndarray) -> list[tuple[int, float, float]]:
+    """(how many, largest, least) of increasing ``norms`` that are taken as one; none of 0."""
+    norms = norms[norms > 0]
+    cuts = np.diff(norms, prepend=-1.0) > _ALIKE * norms[-1]
+    if np.count_nonzero(cuts) > _NORMS:
+        level = np.floor(norms / norms[-1] * (_NORMS - 1))
+        cuts = np.diff(level, prepend=-1.0) > 0
+    parts = np.split(norms, np.flatnonzero(cuts)[1:])
+    return [(part.size, float(part[-1]), float(part[0])) for part in parts]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -56,6 +56,11 @@ class RoundsProfile(Profile):
     noise_multiplier: float
     accuracy: float = FINE
     other_kinds: tuple[RepeatedRound, ...] = ()
+
+    @classmethod
+    def of(cls, kinds: Sequence[RepeatedRound], accuracy: float = FINE) -> RoundsProfile:
+        """The profile of rounds of at least one kind."""
+        return cls(*kinds[0], accuracy, tuple(kinds[1:]))
 
     @property
     def _kinds(self) -> tuple[RepeatedRound, ...]:

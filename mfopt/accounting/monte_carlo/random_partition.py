@@ -243,7 +243,7 @@ class RandomPartitionLaw(PatternLaw):
 
     def loss(self, strategy: Strategy) -> RandomPartitionLoss:
         likelihood = self.exact(strategy)
-        rounds = poisson.cyclic_poisson(strategy.widened(), self.scheme.cyclic)
+        rounds = poisson.independent(strategy.widened(), self.scheme.cyclic, 1)
         exact = rounds.exact and self.scheme.separation == 1
         return RandomPartitionLoss(likelihood, RoundsBound(rounds, KNOWN_GROUP, exact))
 
