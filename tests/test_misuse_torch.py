@@ -160,6 +160,11 @@ PASSES = {
         (torch.zeros(batch[0].shape).add_(batch[0].sum(0)), batch[1])
     ): "mixed by add_",
     lambda loop, batch: (
+        kept := torch.zeros(batch[0].shape),
+        kept.__setitem__(0, batch[0].sum(0)),
+        loop.backward((kept, batch[1])),
+    ): "mixed by a sum",
+    lambda loop, batch: (
         next(loop.model.parameters()).data.fill_(batch[0].sum()),
         loop.backward(batch),
     ): ("fill_.*wrote rows of a private batch"),
@@ -182,7 +187,7 @@ PASSES = {
 }
 
 
-@pytest.mark.parametrize("number", range(29))
+@pytest.mark.parametrize("number", range(30))
 def test_a_wrong_pass_is_refused(number):
     wrong, match = list(PASSES.items())[number]
     loop = Loop()
@@ -313,11 +318,11 @@ def test_a_model_that_keeps_a_batch_is_refused(name, variant):
         loop.backward(batch)
 
 
-@pytest.mark.parametrize("number", range(15))
-def test_what_remembers_out_of_sight_is_refused(number):
+@pytest.mark.parametrize("number", range(20))
+def test_what_remembers_out_of_sight_or_decides_is_refused(number):
     from misuse_loops import WRONG, outcome
 
-    kinds = "a model with", "another class", "JAX: sums of a state"
+    kinds = "a model with", "another class", "JAX: sums of a state", "a loss by two means"
     name = [x for x in WRONG if x.startswith(kinds)][number]
     assert outcome(WRONG[name]).startswith("refused"), name
 
@@ -403,15 +408,20 @@ def trained_centres(scores, labels, centres=[]):  # noqa: B006
     return (scores - centres[0][labels]).square().mean()
 
 
+def of_some_classes(scores, labels):
+    return functional.cross_entropy(scores, labels, reduction="none")[labels > 0].mean()
+
+
 LOSSES = {
     contrast: "mixes examples by",
     lambda scores, labels: (scores - scores.mean(0)).square().mean(): "mixes examples by",
     remembering_loss: "with sums or other rows",
     trained_centres: "with other trainable tensors",
+    of_some_classes: "mixes examples by mean",
 }
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_a_loss_that_mixes_examples_is_refused(number):
     loss, match = list(LOSSES.items())[number]
     with pytest.raises(UsageError, match=match):
@@ -462,6 +472,13 @@ def test_a_loss_of_single_examples_is_not_refused(loss):
     loop = LikeOpacus()
     loop.steps(loss=loss)
     loop.is_right()
+
+
+@pytest.mark.parametrize("name", ["larger of two", "of two classes"])
+def test_a_loss_of_parts_of_examples_is_not_refused(name):
+    from misuse_loops import RIGHT_LOSSES
+
+    LikeOpacus().steps(loss=lambda model, batch: RIGHT_LOSSES[name](model(batch[0]), batch[1]))
 
 
 def crossed(scores, labels, **options):
@@ -687,7 +704,7 @@ def opacus_one_more_backward():
 def opacus_a_loss_of_two_halves_of_a_batch():
     loop = LikeOpacus()
     halves = zip(*(x.tensor_split(2) for x in loop.batch()), strict=True)
-    torch.maximum(*(loss_of(loop.model, part) for part in halves)).backward()
+    sum(loss_of(loop.model, part) for part in halves).backward()
     loop.optimizer.step()
 
 

@@ -103,7 +103,7 @@ class PrivateModule(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, run: PrivateRun, loss_reduction: str) -> None:
         super().__init__()
         self._module, self._run = module, run
-        self._reduction = rows.UnitRows.reduction._replace(declared=loss_reduction, divided={})
+        self._reduction = rows.Reduction(loss_reduction, {})
 
     def __getattr__(self, name: str) -> Any:
         own = "_modules" not in vars(self) or name == "_module"
@@ -120,9 +120,10 @@ class PrivateModule(torch.nn.Module):
         run = self._run
         units, is_probed = run.begin_pass(self._module, given)
         examples, count = Examples(self._module, run.stream.clip_norm), len(units)
+        reduction = self._reduction._replace(units=count)
 
         def marked(x: Any) -> Any:
-            return rows.Outputs.of(x, units, is_probed=is_probed, reduction=self._reduction)
+            return rows.UnitRows.of(x, units, is_probed=is_probed, reduction=reduction)
 
         def is_batched(x: Any) -> bool:
             return rows.is_array(x) and len(x) == count
@@ -150,9 +151,10 @@ class PrivateModule(torch.nn.Module):
         scale = count if self._reduction.declared == "mean" else 1
 
         def add() -> None:
+            run.take(units)
             run.norms.append(examples.add(pullback([x.grad for x in outputs]), run.sums, scale))
 
-        run.passes.append((outputs, add, units))
+        run.passes.append((outputs, add))
         remaining = iter(outputs)
 
         def of_all(x: Any) -> Any:

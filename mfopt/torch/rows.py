@@ -4,7 +4,8 @@ An operation that selects rows selects their units. Others keep them if the resu
 and give a sum over units if it has another number. Units and sums together, or rows of other units,
 are mixed: such a tensor is no batch, and no loss. Of two batches and then one in 250, every
 operation is computed again with another last row, which may change neither the other rows nor, of a
-sum, their gradients; and a sum without its last row, which shows whether it is a sum or a mean.
+sum, their gradients; with other sums, which may change no gradient by them and decide nothing; and
+a sum without its last row, which shows whether it is a sum or a mean.
 """
 
 from __future__ import annotations
@@ -31,21 +32,18 @@ _Operation = functools.partial[object]  # with its arguments
 _NOT_TAKEN = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
 
 
-class _Reduction(NamedTuple):
-    """How a tensor adds up units.
+class Reduction(NamedTuple):
+    """How the loss of a pass is to add up its units.
 
     Attributes:
       declared: what the loss is said to be, "mean" or "sum".
       divided: of the passes before, by the multiple of their units that a sum was divided by:
         these units.
-      kinds: what this one is, or both in parts; nothing where that is not known. Of a sum that was
-        divided by a multiple of its units that multiple: a mean, or a sum over a fixed number.
       units: their number.
     """
 
-    declared: str = "mean"
-    divided: dict[object, int] = {}  # noqa: RUF012
-    kinds: frozenset[str | int] = frozenset()
+    declared: str
+    divided: dict[object, int]
     units: int = 0
 
 
@@ -57,13 +55,18 @@ class UnitRows(torch.Tensor):
       fault: the operation that mixed units; empty where none did. Memory that sums or mixed rows
         are written to has one too.
       is_probed: whether operations are computed again.
-      reduction: how it adds up units, in a probed pass.
+      reduction: of outputs of a private model, and of what a loss makes of them, how that is to
+        add up units; None of a loader's rows.
+      kinds: in a probed pass what it is of units, "mean", "sum" or both in parts; nothing where
+        that is not known. Of a sum that was divided by a multiple of the pass's units that
+        multiple: a mean, or a sum over a fixed number.
     """
 
     units: tuple[int, ...] | None = None
     fault = ""
     is_probed = False
-    reduction = _Reduction()
+    reduction: Reduction | None = None
+    kinds: frozenset[str | int] = frozenset()
 
     @classmethod
     def of(
@@ -72,14 +75,14 @@ class UnitRows(torch.Tensor):
         units: Iterable[int],
         *,
         is_probed: bool = False,
-        reduction: _Reduction = reduction,
+        reduction: Reduction | None = None,
     ) -> Any:
         """``tensor``, whose rows are of ``units``; mixed, where it has another number of rows.
 
         Args:
           tensor, units: rows, and the unit of each; what has no rows is given back.
           is_probed: whether operations are computed again.
-          reduction: what the loss is said to be, and the passes before.
+          reduction: of outputs, what the loss is said to be, and the passes before.
         """
         if not is_array(tensor):
             return tensor
@@ -95,10 +98,18 @@ class UnitRows(torch.Tensor):
         cls, function: Any, kinds: object, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
+        is_backward = function is torch.Tensor.backward
         is_grad = function is torch.autograd.grad and any(
             isinstance(x, torch.nn.Parameter) for x in pytree.tree_leaves((args, kwargs))
         )
-        if cls is UnitRows and (function is torch.Tensor.backward or is_grad):
+        if is_backward and (reduction := args[0].reduction):
+            declared = reduction.declared
+            (actual,) = {"sum", "mean"} - {declared}
+            if actual in _told_apart(args[0].kinds, reduction):
+                rule = f"was declared, and it is a {actual} over examples: their number enters each"
+                way_out = f'Give loss_reduction="{actual}", or make the loss a {declared}.'
+                raise _check.reject("loss_reduction", declared, rule, way_out)
+        elif is_backward or is_grad:
             rule = "is computed from rows of a private batch, and nothing clips it or adds noise"
             way_out = "Call run.backward; for gradients of inputs, torch.autograd.grad(loss, x)."
             raise _check.reject("gradient", "of parameters", rule, way_out)
@@ -122,6 +133,9 @@ class UnitRows(torch.Tensor):
                     sharing = [y for y in results if y.untyped_storage() is storage]
                     if all(y.units is None for y in sharing):
                         storage.fault = name
+                    # an item that is set may be a unit's own row, but not a sum
+                    if name == "__setitem__" and getattr(args[2], "units", 0) is None:
+                        storage.fault = "a sum"
         return result
 
     def as_subclass(self, cls: Any) -> Any:
@@ -142,22 +156,6 @@ class UnitRows(torch.Tensor):
             holders = (y for x in tensors for y in (x, x.untyped_storage()))
             return next(filter(None, (getattr(y, mark, "") for y in holders)), "")
         return ""
-
-
-class Outputs(UnitRows):
-    """Outputs of a private model, and what a loss makes of them."""
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, kinds: object, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        reduction = args[0].reduction if function is torch.Tensor.backward else _Reduction()
-        actual = "sum" if (declared := reduction.declared) == "mean" else "mean"
-        if actual in _told_apart(reduction):
-            rule = f"was declared, and it is a {actual} over examples: their number enters each"
-            way_out = f'Give loss_reduction="{actual}", or make the loss a {declared}.'
-            raise _check.reject("loss_reduction", declared, rule, way_out)
-        return super().__torch_function__(function, kinds, args, kwargs)
 
 
 def is_array(x: object) -> bool:
@@ -223,15 +221,17 @@ def _name_units(name: str, operation: _Operation, results: list[UnitRows]) -> No
     fault = UnitRows.fault_of(*leaves)
     every = {x.units for x in sources}
     units, is_probed = next(iter(every)), any(x.is_probed for x in sources)
-    is_trained = any(isinstance(x, Outputs) for x in sources) and any(
-        x.requires_grad for x in leaves if not isinstance(x, Outputs)
+    reduction = next(filter(None, (x.reduction for x in sources)), None)
+    total = reduction.units if reduction else 0
+    is_trained = reduction and any(
+        x.requires_grad and not getattr(x, "reduction", None) for x in leaves
     )
     if not fault and (len(every) > 1 or is_trained):
         fault = f"{name} with " + (
             "other trainable tensors" if is_trained else "sums or other rows"
         )
     each: list[Any] = [units] * len(results)
-    probe = functools.partial(_mixes, operation, sources[0])
+    probe = functools.partial(_mixes, operation, sources[0], total)
     if fault:
         pass
     elif units and name in _SELECTIONS and isinstance(operation.args[0], UnitRows):
@@ -244,22 +244,20 @@ def _name_units(name: str, operation: _Operation, results: list[UnitRows]) -> No
         if not keeps_rows or probe(of_gradients=False):
             each = [None] * len(results)
             fault = name if probe(of_gradients=True) else ""
-    reduction = _Reduction()
-    if is_probed:
-        parts = [x.reduction for x in sources]
-        kinds = frozenset().union(*(part.kinds for part in parts))
-        basis = next((x.reduction for x in sources if isinstance(x, Outputs)), _Reduction())
-        reduction = basis._replace(kinds=kinds, units=max(part.units for part in parts))
-        if units and each[0] is None and len(units) > 1 and not fault:
+    kinds = frozenset[str | int]().union(*(x.kinds for x in sources))
+    if is_probed and each[0] is None:
+        if units and len(units) > 1 and not fault:
             kinds = _kinds(operation, len(units))
-            reduction = reduction._replace(kinds=kinds, units=len(set(units)))
-        elif reduction.units and (times := _multiple(name, operation, reduction.units)):
-            reduction = reduction._replace(kinds=frozenset([times]))
-        fault = name if "mixed" in reduction.kinds else fault
+            # over rows of some units alone: their number enters each
+            if "mean" in kinds and total and len(units) % total:
+                fault = name
+        elif total and (times := _multiple(name, operation, total)):
+            kinds = frozenset([times])
+        fault = name if "mixed" in kinds else fault
     for x, of_rows in zip(results, each, strict=False):
         is_whole = of_rows is not None and x.ndim and len(x) == len(of_rows) and not fault
         x.units, x.is_probed = tuple(of_rows) if is_whole else None, is_probed
-        x.reduction, x.fault = reduction, fault
+        x.reduction, x.kinds, x.fault = reduction, kinds, fault
         if fault and x.requires_grad:
             x.register_hook(functools.partial(_refuse_mixed, fault))  # type: ignore[no-untyped-call]
 
@@ -276,25 +274,24 @@ def _multiple(name: str, operation: _Operation, count: int) -> int:
         divisor = [*operation.args[1:], operation.keywords.get("other")][0]
         number = float(torch.as_tensor(divisor).detach())
         times = (1 / number if "mul" in name else number) / count
-        is_division = "mul" in name or ("div" in name and not name.startswith("__r"))
-        if is_division and abs(times - round(times)) * count < _TOLERANCE:
+        if ("mul" in name or "div" in name) and abs(times - round(times)) * count < _TOLERANCE:
             return round(times)
     return 0
 
 
-def _told_apart(reduction: _Reduction) -> set[str | int]:
+def _told_apart(kinds: frozenset[str | int], reduction: Reduction) -> set[str | int]:
     """What a loss is, in parts; what it was divided by tells that from the second number on.
 
     A mean is divided by the same multiple of other units, and a sum over a fixed number is not.
     """
-    kinds, units = set(reduction.kinds), reduction.units
-    multiples = kinds - {"mean", "sum"}
+    units, multiples = reduction.units, kinds - {"mean", "sum"}
     if kinds and not multiples:
         reduction.divided.clear()
+    told = {*kinds}
     for times in multiples:
         if reduction.declared == "sum" and reduction.divided.setdefault(times, units) != units:
-            kinds.add("mean")
-    return kinds
+            told.add("mean")
+    return told
 
 
 def _selected(operation: _Operation, units: tuple[int, ...]) -> list[Any]:
@@ -306,14 +303,16 @@ def _selected(operation: _Operation, units: tuple[int, ...]) -> list[Any]:
     return [x[:, 0].tolist() if x[:, 0].equal(x[:, -1]) else None for x in each]
 
 
-def _mixes(operation: _Operation, source: UnitRows, *, of_gradients: bool) -> bool:
+def _mixes(operation: _Operation, source: UnitRows, total: int, *, of_gradients: bool) -> bool:
     """True if one row of what an operation is computed from moves what others get.
 
     Args:
       operation: with its arguments.
       source: the first tensor that it is computed from; its largest row is put in place of the
-        smallest, and the other way round. Sums over units are scaled.
-      of_gradients: compare gradients of a sum of results by each row; results otherwise.
+        smallest, and the other way round. Sums over units get other sizes, signs and order.
+      total: units of the pass; 0 where it is not that of a private model.
+      of_gradients: compare gradients of a sum of results by each row, and what sums decide, which
+        has none; results otherwise.
     """
     count = 0 if source.units is None else len(source)
     order = plain(source).detach().double().reshape(max(1, count), -1).sum(1).argsort().tolist()
@@ -325,10 +324,14 @@ def _mixes(operation: _Operation, source: UnitRows, *, of_gradients: bool) -> bo
             if count:
                 x[order[other]] = x[order[row]].clone()
             elif x.is_floating_point():
-                x *= 1.5 + row - other
+                # rows along another axis may be compared, each with its own
+                is_moved = total and any(size % total == 0 for size in x.shape)
+                x *= 1 + (row - other) * (0.5 if is_moved else 1e3 * torch.randn_like(x))
             return x
 
-        return _again(operation, change)[of_gradients]
+        results, gradients = _again(operation, change)
+        decided = [x for x in results if not (count or x.is_floating_point())]
+        return gradients + decided if of_gradients else results
 
     try:
         for row, other in ((0, -1), (-1, 0)):

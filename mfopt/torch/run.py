@@ -239,7 +239,6 @@ class PrivateRun:
                 run=self,
                 probed=probed,
             )
-            self.refuse_constant(len(units))
         except _check.UsageError:
             self._drop()  # a sum that was refused is not released later
             raise
@@ -250,8 +249,8 @@ class PrivateRun:
         self._sums: dict[torch.Tensor, torch.Tensor] = {}  # of this step, by parameter
         self.units: list[int] = []  # whose rows are in the sum
         self.norms: list[torch.Tensor] = []  # of what is in the sum, before it was clipped
-        # outputs that await gradients, what adds those of their examples to sums, and their units
-        self.passes: list[tuple[list[torch.Tensor], Callable[..., None], tuple[int, ...]]] = []
+        # outputs that await gradients, and what adds those of their examples to sums
+        self.passes: list[tuple[list[torch.Tensor], Callable[..., None]]] = []
 
     @property
     def sums(self) -> dict[torch.Tensor, torch.Tensor]:
@@ -261,13 +260,6 @@ class PrivateRun:
             p: torch.zeros(p.shape, dtype=p.dtype, device=p.device) for p in self.parameters
         }
         return self._sums
-
-    def refuse_constant(self, examples: int) -> None:
-        """Raise :class:`UsageError` where the first ``examples`` of the run have no gradient."""
-        if self._probes == 1 and examples > 1 and not any(map(torch.any, self.sums.values())):
-            rule = "has gradient 0 for every example of the run's first batch"
-            way_out = "Use a loss that is a mean over examples, not one that compares them."
-            raise _check.reject("loss", "constant", rule, way_out)
 
     def begin_pass(
         self, module: torch.nn.Module, tensors: list[Any]
@@ -365,6 +357,11 @@ class PrivateRun:
                 way_out = "Call run.backward(module, loss, batch) in place of loss.backward()."
                 raise _check.reject("grad", "not empty", rule, way_out)
             sums = self.sums
+            is_first = self._probes == 1 and len(self.units) > 1
+            if is_first and not any(map(torch.any, sums.values())):
+                rule = "has gradient 0 for every example of the run's first batch"
+                way_out = "Use a loss that is a mean over examples, not one that compares them."
+                raise _check.reject("loss", "constant", rule, way_out)
             self.add_to([*sums.values()])
             self._drop()
             for p, total in sums.items():
@@ -428,10 +425,8 @@ class PrivateRun:
             rule = "an example would be in the sum once for each of them"
             way_out = "Call module and backward() once for each batch, then step()."
             raise _check.reject("backward", f"of {len(passes)} passes", rule, way_out)
-        for _, add, units in passes:
-            self.take(units)
+        for _, add in passes:
             add()
-            self.refuse_constant(len(units))
 
     def take(self, units: tuple[int, ...]) -> None:
         """Note that rows of these units are in the sum, also if adding them is broken off.

@@ -139,6 +139,13 @@ def whitened(x, y):
     return x @ vectors, y
 
 
+def set_by_index(x, y):
+    mixed = torch.zeros(x.shape)
+    for row in range(len(x)):
+        mixed[row] = x[row] - x.mean(0)
+    return mixed, y
+
+
 def swapped_by_the_loop():
     old = []
 
@@ -161,6 +168,7 @@ BATCHES = {
     "ranks within the batch": lambda: by_run(
         change=lambda x, y: (x.argsort(0).argsort(0).float(), y)
     ),
+    "centred rows set by index": lambda: by_run(change=set_by_index),
     "whitened by the batch": lambda: by_opacus(change=whitened),
     "negatives of the batch": lambda: by_run(
         change=lambda x, y: (x, y, x.roll(1, 0)),
@@ -347,7 +355,22 @@ def log_of_mean(scores, labels):
     return losses.exp().mean().log()
 
 
+def two(scores, labels):
+    """Two losses, both means over examples."""
+    return torch.stack((functional.cross_entropy(scores, labels), scores.square().mean() + 0.7))
+
+
+def of_some_classes(scores, labels):
+    return functional.cross_entropy(scores, labels, reduction="none")[labels > 0].mean()
+
+
 LOSSES = {
+    "two means: maximum": lambda s, y: torch.maximum(*two(s, y)),
+    "two means: max": lambda s, y: two(s, y).max(),
+    "two means: where": lambda s, y: torch.where(two(s, y)[0] > 1, *two(s, y)),
+    "two means: argmax": lambda s, y: two(s, y)[two(s, y).argmax()],
+    "two means: abs": lambda s, y: (two(s, y)[0] - 1.1).abs(),
+    "examples of some classes": of_some_classes,
     "a ranking of pairs": ranking,
     "weights by frequency in the batch": by_frequency,
     "distance to means of classes": to_means_of_classes,
@@ -759,6 +782,10 @@ RIGHT_LOSSES = {
     "stacked": lambda s, y: torch.stack(
         [functional.cross_entropy(s, y), s.abs().mean()]
     ).sum(),
+    "larger of two": lambda s, y: torch.stack([s.logsumexp(1), s.square().sum(1)]).amax(0).mean(),
+    "of two classes": lambda s, y: functional.cross_entropy(s, y, reduction="none")[
+        y > 0
+    ].sum() / max(1, len(y)),
 }  # fmt: skip
 
 
