@@ -152,31 +152,19 @@ def test_two_processes_answer_as_one():
     assert "asked for different things" in refused
 
 
-def test_shares_are_all_chunks_in_order(monkeypatch):
-    monkeypatch.setattr(processes, "count", lambda: 4)
-    for chunks in (1, 3, 4, 9, 64):
-        recorded = []
-        for index in range(4):
-            monkeypatch.setattr(jax, "process_index", lambda place=index: place)
-            first, end = processes.share(chunks)
-            assert end - first <= -(-chunks // 4)
-            recorded += range(first, end)
-        assert recorded == list(range(chunks))
-
-
 def _normal(key, size):
     return jax.random.normal(key, ())
 
 
-@pytest.mark.parametrize("chunks", [1, 9])
-def test_what_two_processes_draw_is_what_one_draws(monkeypatch, chunks):
+@pytest.mark.parametrize(("chunks", "count"), [(1, 2), (9, 2), (3, 4), (9, 4)])
+def test_what_several_processes_draw_is_what_one_draws(monkeypatch, chunks, count):
     """Without the exchange itself, of which only two processes can tell."""
     drawn = []
     monkeypatch.setattr(processes, "joined", lambda own, *_: (drawn.append(own), own)[1])
     key, sizes = chunked.seed_key(0), (64 * chunks, 10**9)
     whole, used = chunked.total(_normal, key, *sizes)
-    monkeypatch.setattr(processes, "count", lambda: 2)
-    for index in range(2):
+    monkeypatch.setattr(processes, "count", lambda: count)
+    for index in range(count):
         monkeypatch.setattr(jax, "process_index", lambda place=index: place)
         assert chunked.total(_normal, key, *sizes)[1] == used == 64 * chunks
     np.testing.assert_array_equal(np.concatenate(drawn[1:]), drawn[0])

@@ -46,9 +46,8 @@ def test_show_warns_of_a_file_that_an_affected_version_made(tmp_path):
 
 
 def test_cache_shows_and_clears_only_what_mfopt_made(tmp_path, monkeypatch):
-    monkeypatch.setenv("MFOPT_CACHE", str(tmp_path))
-    monkeypatch.setenv("MFOPT_COMPILED", str(tmp_path / "programs"))
-    monkeypatch.setenv("MFOPT_DATA", str(tmp_path / "notes"))
+    for kept, folder in {"CACHE": "", "COMPILED": "programs", "DATA": "notes"}.items():
+        monkeypatch.setenv(f"MFOPT_{kept}", str(tmp_path / folder))
     mine = tmp_path / "mechanism.npz"
     cell = tmp_path / f"sigma-{'0' * 40}.npz"
     mine.touch()

@@ -100,7 +100,7 @@ def make(setting):
     return Mechanism(scheme, group_size=setting["group_size"])
 
 
-def check(setting):
+def check(setting, account=account):
     """What was found for one setting, and the list of what is wrong with it."""
     mechanism = make(setting)
     wrong = []
