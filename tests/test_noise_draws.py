@@ -14,7 +14,6 @@ from scipy import special, stats
 from mfopt._runtime._check import UsageError
 from mfopt.noise import _draws, _keys, packing
 from mfopt.noise.packing import Packing
-from mfopt.training.recovered import PUBLISHED_DRAWS, PUBLISHED_KEY
 
 SIGN = np.uint32(1 << 31)
 
@@ -68,24 +67,6 @@ def test_chacha20_known_answer():
         "10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e"
         "d2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e"
     )
-
-
-def test_the_draws_that_an_audit_expects():
-    """Computed from the cipher's block in whole numbers and by scipy; the first of a step's."""
-    words = np.asarray(_draws.chacha20(jnp.asarray(PUBLISHED_KEY), np.zeros((4, 1), np.uint32)))
-    key, expected = [int(word) for word in words[:12, 0]], []
-    for element in range(len(PUBLISHED_DRAWS)):
-        low, high = (element + key[0]) % 2**32, key[1]
-        for group in range(5):
-            for bits in ((13, 15, 26, 6), (17, 29, 16, 24))[group % 2]:
-                low = (low + high) % 2**32
-                high = (high << bits | high >> 32 - bits) % 2**32 ^ low
-            low = (low + key[2 * group + 2]) % 2**32
-            high = (high + key[2 * group + 3]) % 2**32
-        top = high % 2**31 if high >> 31 else high ^ (2**31 - 1)
-        tail = (top * 2.0**32 + low + (int(words[12, 0]) + 0.5) / 2**32) / 2.0**64
-        expected.append(special.ndtri(tail) if high >> 31 else -special.ndtri(tail))
-    np.testing.assert_allclose(PUBLISHED_DRAWS, expected, atol=1e-8)
 
 
 def test_steps_and_leaves_have_seeds_of_their_own():
