@@ -125,14 +125,8 @@ def test_columns_of_a_strategy_are_those_of_its_matrix(kind):
         np.testing.assert_allclose(factor, columns, atol=1e-7)
 
 
-def test_the_audits_attack_is_the_likelihood_ratio():
-    scheme, matrix = FreshBins(3, 4, 2), banded(12, 3)
-    x = 3 * np.random.default_rng(4).normal(size=(12, 6))
-    actual = attack.attack_on(scheme, Banded.from_dense(matrix, 3))(x, SIGMA)
-    patterns = all_patterns(matrix, scheme).T / SIGMA
-    alike = np.full(len(patterns), -math.log(len(patterns)))
-    expected, _ = bench_truth.log_density(x.T / SIGMA, (patterns, alike))
-    np.testing.assert_allclose(actual, expected)
+def test_an_audit_keeps_a_bin_until_the_next_throw():
+    scheme = FreshBins(3, 4, 2)
     participated = attack.participations(scheme, 50, np.random.default_rng(5)).reshape(50, 4, 3)
     assert np.all(participated.sum(axis=2) == 1)
     np.testing.assert_array_equal(participated[:, 0], participated[:, 1])

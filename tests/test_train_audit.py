@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import bench_truth
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -89,25 +90,27 @@ def test_too_much_noise_is_a_fault_too():
     assert result.epsilon_profile < 3.0
 
 
-def test_the_attack_is_the_likelihood_ratio():
-    # against densities written out, for two bins and a dense C
-    strategy, scheme, sigma = BandedToeplitz([1.0, 0.6]), sampling.BallsInBins(2, 2), 0.8
-    releases = np.random.default_rng(0).normal(size=(4, 5))
-    matrix = strategy.materialize(4)
-    inverse = np.linalg.inv(matrix)
-    covariance = sigma**2 * inverse @ inverse.T
-    absent = stats.multivariate_normal(np.zeros(4), covariance)
-    expected = []
-    for sequence in releases.T:
-        places = [np.array([1.0, 0, 1, 0]), np.array([0, 1.0, 0, 1])]
-        target = [stats.multivariate_normal(x, covariance).pdf(sequence) for x in places]
-        expected.append(np.log(np.mean(target)) - absent.logpdf(sequence))
-    actual = attack_on(scheme, strategy)(np.asarray(strategy.multiply(releases)), sigma)
-    np.testing.assert_allclose(actual, expected, rtol=1e-6)
-    # Poisson sampling with independent noise
-    actual = attack_on(sampling.Poisson(0.3, 4), Identity())(releases, sigma)
-    entry = np.log(0.7 + 0.3 * np.exp((releases - 0.5) / sigma**2)).sum(axis=0)
-    np.testing.assert_allclose(actual, entry, rtol=1e-6)
+BANDED = BandedToeplitz([1.0, 0.6])
+ATTACKED = [  # scheme, C, units, how far the mean over drawn places of a group may be off
+    (sampling.BallsInBins(2, 2), BANDED, 1, 1e-9),
+    (sampling.BallsInBins(2, 2), BANDED, 2, 0.15),
+    (sampling.FreshBins(3, 4, 2), BandedToeplitz([1.0, 0.6, 0.3]), 1, 1e-6),
+    (sampling.BMinSep(4, 2, 2), BANDED, 1, 1e-6),
+    (sampling.Poisson(0.3, 4), Identity(), 1, 1e-9),
+    (sampling.Poisson(0.3, 4), Identity(), 2, 1e-9),
+]
+
+
+@pytest.mark.parametrize(("scheme", "strategy", "units", "tolerance"), ATTACKED)
+def test_the_attack_is_the_likelihood_ratio_of_all_patterns(scheme, strategy, units, tolerance):
+    (law,) = bench_truth.laws(scheme, units)
+    white = np.random.default_rng(2).normal(size=(scheme.iterations, 6))
+    modes = np.array([*law]) @ strategy.materialize(scheme.iterations).T / 0.9
+    mixture = modes, np.log([*law.values()])
+    expected, _ = bench_truth.log_density(white.T / 0.9, mixture)
+    actual = attack_on(scheme, strategy, units)(white, 0.9)
+    np.testing.assert_allclose(actual, expected, atol=tolerance)
+    assert np.max(np.abs(attack_on(scheme, strategy, units)(white, 1.0) - expected)) > 0.15
 
 
 def largest_chance(m, guesses, correct, epsilon, delta):
@@ -168,27 +171,6 @@ def test_groups_are_audited_as_one():
     whole = run(group)
     assert whole.passed and 1.0 < whole.epsilon_profile < 3.0 and whole.epsilon_claimed == 3.0
     assert not run(group, alter=with_noise(0.5)).passed
-
-
-def test_the_group_attack_against_its_density():
-    # two units, each thrown into one of two bins: a mixture over four places of equal weight
-    scheme, sigma = sampling.BallsInBins(2, 2), 0.9
-    strategy = BandedToeplitz([1.0, 0.5])
-    white = np.random.default_rng(2).normal(size=(4, 6))
-    modes = np.asarray(strategy.materialize(4)) @ np.kron(np.ones((2, 1)), np.eye(2))
-    ratios = [
-        np.exp((white.T @ x - 0.5 * x @ x) / sigma**2)
-        for x in (2 * modes[:, 0], 2 * modes[:, 1], modes.sum(axis=1), modes.sum(axis=1))
-    ]
-    actual = attack_on(scheme, strategy, 2)(white, sigma)
-    # 512 multisets are thrown, so that the weights are 1/4 up to their spread
-    np.testing.assert_allclose(actual, np.log(np.mean(ratios, axis=0)), atol=0.15)
-    # coins: the number of units of two in a step is binomial
-    actual = attack_on(sampling.Poisson(0.3, 4), Identity(), 2)(white, sigma)
-    entry = sum(
-        stats.binom.pmf(k, 2, 0.3) * np.exp((k * white - k**2 / 2) / sigma**2) for k in range(3)
-    )
-    np.testing.assert_allclose(actual, np.log(entry).sum(axis=0), rtol=1e-9)
 
 
 @pytest.mark.release
