@@ -137,17 +137,6 @@ def test_accumulation_changes_neither_noise_nor_sum():
         assert_close(a.release, b.release)
 
 
-def test_noise_has_the_stated_scale():
-    # no data at all: what is released is the noise, in the stated units
-    store = TokenStore.from_records([[] for _ in range(USERS)], vocab_size=32)
-    model = bigram_model()
-    units = UserUnits(store, records=2, length=LENGTH)
-    rows = noise_rows(model.params, 1.0)
-    released = run(model, execution_for(units), keep_release=True)
-    for result, row in zip(released, rows, strict=True):
-        assert_close(result.release, jax.tree.map(lambda z: 0.4 * z / 5.0, row))
-
-
 # --- sensitivity --------------------------------------------------------------------------------
 
 CLIP = 0.5
