@@ -4,7 +4,7 @@ import pytest
 from typed_user import main
 
 import mfopt
-from mfopt.sampling import BMinSep, FreshBins, named_scheme
+from mfopt.sampling import FreshBins, named_scheme
 
 
 def test_a_users_script_runs_and_names_its_maker(tmp_path):
@@ -26,14 +26,12 @@ def test_an_account_of_a_factorization_is_at_its_own_noise():
     assert other.noise_multiplier > factorization.noise_multiplier
 
 
-def test_options_of_a_scheme_reach_it(monkeypatch):
-    monkeypatch.setattr("mfopt._api.optimized", lambda schemes, *_, **__: schemes[0])
-    monkeypatch.setattr("mfopt._api._certified", lambda scheme: scheme)
-    size = {"epochs": 2, "iterations_per_epoch": 4, "epsilon": 1.0}
-    separated = mfopt.factorize(**size, sampling="b-min-sep", separation=3, bands=2)
-    assert separated == BMinSep(bins=4, epochs=2, separation=3)
+def test_options_of_a_scheme_reach_it():
+    size = {"epochs": 2, "iterations_per_epoch": 4, "epsilon": 1.0, "strategy": "identity"}
+    separated = mfopt.factorize(**size, sampling="min-separation", separation=3)
+    assert separated.sampling.separation == 3
     fresh = mfopt.factorize(**size, sampling="fresh-bins", reassign_every=2)
-    assert fresh == FreshBins(bins=4, epochs=2, rethrow=2)
+    assert fresh.sampling == FreshBins(bins=4, epochs=2, rethrow=2)
 
 
 def test_a_separation_holds_the_bands_where_none_is_named():
