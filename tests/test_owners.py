@@ -4,12 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from jax_privacy.matrix_factorization import sensitivity as jax_privacy
 
 from mfopt import strategies
 from mfopt.accounting import sensitivity
 from mfopt.errors import UsageError
-from mfopt.sampling import FixedOrder, MinSeparation, Owners
+from mfopt.sampling import Owners
 
 
 def test_no_owner_has_more_than_the_limit_and_nothing_else_would_fit():
@@ -55,18 +54,6 @@ def test_sensitivity_of_owners_is_the_largest_move_of_any(negative):
         assert found.value == pytest.approx(largest_move, rel=1e-12)
         # control: two examples in a batch counted as one
         assert sensitivity(strategy, np.minimum(counts, 1)).value < largest_move
-
-
-@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
-def test_sensitivity_of_owners_is_jax_privacys_where_it_has_the_pattern():
-    strategy, order = strategies.SquareRoot(), FixedOrder(8, 3)
-    counts = Owners(range(50)).participations([order.sample(step, 50) for step in range(24)])
-    bound = jax_privacy.fixed_epoch_sensitivity(strategy.materialize(24), 3)
-    assert sensitivity(strategy, counts).value == pytest.approx(float(bound), rel=1e-5)
-    # steps 0, 4 and 8 of one owner: as early and dense as a separation of 4 has them
-    counts = np.eye(24, dtype=int)[[0, 4, 8]].sum(0, keepdims=True)
-    spaced = sensitivity(strategy, MinSeparation(24, 4, 3)).value
-    assert sensitivity(strategy, counts).value == pytest.approx(spaced, rel=1e-9)
 
 
 @pytest.mark.parametrize("table", [5, [[]], [None], [1.5]])
