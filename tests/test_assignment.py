@@ -13,7 +13,6 @@ from mfopt.accounting.loss_distribution.allocation import AllocationProfile
 from mfopt.accounting.loss_distribution.assignment import BinAssignment
 from mfopt.accounting.loss_distribution.exchange import PublicMixture
 from mfopt.accounting.loss_distribution.mixture import Resolution
-from mfopt.accounting.loss_distribution.rounds import RoundsProfile
 from mfopt.accounting.monte_carlo.free import Orthogonal, ReassignedBins
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
 from mfopt.errors import FailureError
@@ -50,14 +49,6 @@ def test_the_pair_on_the_grid_dominates_a_throw_and_is_one():
             true = math.exp(profile.log_delta_below(epsilon)) if direction == "remove" else 0
             log_delta = math.exp(profile.log_delta(epsilon, direction))
             assert above >= true and log_delta * (1 - 1e-4) < above < 1.1 * log_delta + 1e-12
-
-
-def test_one_throw_of_one_epoch_is_random_allocation():
-    for epsilon in (0.3, 1.0, 2.5):
-        log_delta = RoundsProfile(BinAssignment(16), 1, 0.9).log_delta(epsilon)
-        assert log_delta == pytest.approx(
-            AllocationProfile(16, 0.9**-2).log_delta(epsilon), abs=2e-3
-        )
 
 
 @pytest.mark.parametrize("epochs", before_release([1, 3], 1))

@@ -56,6 +56,7 @@ def test_epsilon_and_delta_of_an_attack_agree():
         (Mechanism(FixedBatch(50, 1000, 20), group_size=3, adjacency="zero-out"), 0.06),
         (Mechanism(FixedBatch(50, 1000, 20), group_size=3, adjacency="replace"), 0.08),
         (Mechanism(CyclicPoisson(0.2, 4, 42), BandedSquareRoot(4), group_size=2), 0.08),
+        (Mechanism(CyclicPoisson(0.2, 4, 42), BandedSquareRoot(4), 2, adjacency="replace"), 0.08),
         (Mechanism(TruncatedPoisson(0.05, 70, 1000, 20)), 0.7),
         (Mechanism(MinSeparation(40, 8, 5), MIXED), 0.3),
         (Mechanism(FixedOrder(8, 5), MIXED, group_size=2, adjacency="replace"), 0.3),
