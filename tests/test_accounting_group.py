@@ -94,21 +94,24 @@ def test_a_group_that_hardly_takes_part_needs_no_noise():
     assert units.without_noise(chance * 1.001) and not units.without_noise(chance * 0.999)
 
 
-class OneSided(GaussianProfile):
-    """Larger in the direction ``side``, by a factor or without a number."""
+def one_sided(side, more):
+    """Two units, whose δ is larger in the direction ``side``, by a factor or without a number."""
 
-    side, more = "add", math.log(3)
+    class Profile(GaussianProfile):
+        def log_delta(self, epsilon, direction=None):
+            log_delta = super().log_delta(epsilon)
+            return log_delta + math.log(more) if direction in (side, None) else log_delta
 
-    def log_delta(self, epsilon, direction=None):
-        log_delta = super().log_delta(epsilon)
-        return log_delta + self.more if direction in (self.side, None) else log_delta
+    class Bound(GaussianBound):
+        def profile(self, noise_multiplier, accuracy=0):
+            return Profile(1 / noise_multiplier)
+
+    return GroupBound(Bound(1.0), 2, "one-sided")
 
 
 @pytest.mark.parametrize("side", ["remove", "add"])
-def test_a_group_is_bounded_in_both_directions_and_by_numbers(side, monkeypatch):
-    monkeypatch.setattr(GaussianBound, "profile", lambda _, sigma, accuracy=0: OneSided(1 / sigma))
-    monkeypatch.setattr(OneSided, "side", side)
-    grouped = GroupBound(GaussianBound(1.0), 2, "one-sided")
+def test_a_group_is_bounded_in_both_directions_and_by_numbers(side):
+    grouped = one_sided(side, 3)
     pair = dict(zip(("remove", "add"), grouped.log_deltas(4.0, 2.0), strict=True))
     larger = pair.pop(side)
     assert larger > max(pair.values()) + 0.5
@@ -116,8 +119,8 @@ def test_a_group_is_bounded_in_both_directions_and_by_numbers(side, monkeypatch)
     epsilon = grouped.epsilon(4.0, math.exp(larger))
     assert 2.0 * (1 - 1e-9) <= epsilon <= 2.0 * (1 + 2e-4)
     assert grouped.noise_multiplier(2.0, math.exp(larger)) == pytest.approx(4.0, rel=2e-4)
-    monkeypatch.setattr(OneSided, "more", math.nan)
-    for ask in (grouped.epsilon, grouped.noise_multiplier):
+    broken = one_sided(side, math.nan)
+    for ask in (broken.epsilon, broken.noise_multiplier):
         with pytest.raises(FailureError):
             ask(4.0, 1e-3)
 

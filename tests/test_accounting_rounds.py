@@ -22,15 +22,10 @@ from mfopt.strategies import BandedSquareRoot
 # dp_accounting 0.6, from_mixture_gaussian_mechanism at value_discretization_interval 1e-4, whose
 # self-composition takes a minute in all: (sensitivity law, rounds, σ, δ) -> ε
 RECORDED = [
-    (Mixture.binomial(1, 0.01), 2000, 1.0, 1e-3, 1.72015445207113),
     (Mixture.binomial(1, 0.01), 2000, 1.0, 1e-8, 3.63563225648595),
     (Mixture.binomial(8, 0.01), 2000, 1.0, 1e-3, 25.391004892728695),
-    (Mixture.binomial(8, 0.01), 2000, 1.0, 1e-8, 40.0523754121616),
-    (Mixture.binomial(30, 0.002), 1000, 0.8, 1e-3, 18.559523102497668),
     (Mixture.binomial(30, 0.002), 1000, 0.8, 1e-8, 33.52770886764058),
     (Mixture.hypergeometric(4, 20, 1000), 300, 1.5, 1e-3, 3.506746983863663),
-    (Mixture.hypergeometric(4, 20, 1000), 300, 1.5, 1e-8, 6.886896833985374),
-    (Mixture.binomial(16, 0.001), 10_000, 1.0, 1e-3, 8.281699825215322),
     (Mixture.binomial(16, 0.001), 10_000, 1.0, 1e-8, 14.263437097732673),
 ]
 
@@ -203,9 +198,12 @@ def test_the_larger_direction_is_the_answer_whichever_it_is(monkeypatch):
     values = {"remove": -9.0, "add": -7.0}
     item = Mixture.binomial(1, 0.1).discretize(1.0, 0.01, Resolution(0.01, -60.0))
     part = Composition(((item, 10),))
-    fake = lambda self, at, direction: (values[direction] + 1 - at, part)  # noqa: E731
-    monkeypatch.setattr(RoundsProfile, "_log_delta", fake)
-    profile = RoundsProfile(Mixture.binomial(1, 0.5), 10, 0.5)
+
+    class Profile(RoundsProfile):
+        def _log_delta(self, epsilon, direction):
+            return values[direction] + 1 - epsilon, part
+
+    profile = Profile(Mixture.binomial(1, 0.5), 10, 0.5)
     for shown in (False, True):  # by Chernoff's bound alone
         monkeypatch.setattr(loss_distribution.rounds, "_no_larger", lambda *_, shown=shown: shown)
         values.update(remove=-9.0, add=-7.0)

@@ -197,9 +197,8 @@ def test_notes_from_elsewhere_or_edited_are_not_believed(certified, tmp_path, mo
     assert not certified.proved_here
 
 
-def test_a_folder_that_cannot_be_written_loses_no_result(certified, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("MFOPT_DATA", str(tmp_path / "file"))
+def test_a_folder_that_cannot_be_written_loses_no_result(certified, tmp_path):
+    (tmp_path / "proofs").write_text("")
     assert not proofs.note(certified) and not certified.proved_here
 
 

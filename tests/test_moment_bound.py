@@ -195,10 +195,13 @@ def test_what_is_no_number_proves_nothing(monkeypatch):
             costs = np.zeros(4), np.array([0.0, 0.0, math.nan, 0.0])
             patched.setattr(moment_bound, "_central", lambda *_: (1.0, costs))
             assert moment_bound._Problem.of(moments, "add", tilt) is None
-    bound = moment_bound.MomentBound(small())
-    monkeypatch.setattr(bound, "log_deltas", lambda *_: (-1e3, math.nan))
+
+    class Broken(moment_bound.MomentBound):
+        def log_deltas(self, *_):
+            return -1e3, math.nan
+
     with pytest.raises(FailureError, match="no number"):
-        bound.noise_multiplier(1.0, 1e-5)
+        Broken(small()).noise_multiplier(1.0, 1e-5)
 
 
 def test_a_shortfall_beyond_numerical_range_ends_the_search_for_a_better_bound():

@@ -109,9 +109,12 @@ def test_microbatches_of_any_size_are_halved_until_they_fit(
 ):
     device = SimpleNamespace(memory_stats=lambda: {"bytes_limit": 7.0})
     monkeypatch.setattr(mesh, "devices", lambda: [device] * devices)
-    monkeypatch.setattr(sizes.RunCost, "memory", lambda _, microbatch: float(microbatch))
-    cost = sizes.RunCost(None, execution(microbatch=microbatch), config())
-    assert cost.fitting() == fitting
+
+    class Cost(sizes.RunCost):
+        def memory(self, microbatch):
+            return float(microbatch)
+
+    assert Cost(None, execution(microbatch=microbatch), config()).fitting() == fitting
 
 
 def test_a_billion_parameters_fit_on_eight_devices(monkeypatch):
