@@ -169,7 +169,7 @@ def prove(
     effort = Effort(certificate=stated.certificate) if effort is None else effort
     plain = stated.group_size == 1 and stated.adjacency == "add-remove"
     if not (plain and is_sampled(mechanism.sampling)):
-        return _by_any(analysis(mechanism, **_fields(effort)), noise_multiplier, stated)
+        return _by_any(analysis(mechanism, **vars(effort)), noise_multiplier, stated)
     proof = certify(
         law(mechanism.sampling).loss(mechanism.strategy),
         noise_multiplier,
@@ -224,10 +224,6 @@ def calibrated(
         "estimated_noise_multiplier": estimate.value,
         "estimate_relative_error": estimate.error,
     }
-
-
-def _fields(effort: Effort) -> JsonObject:
-    return {field.name: getattr(effort, field.name) for field in dataclasses.fields(effort)}
 
 
 def _by_any(subject: Analysis, noise_multiplier: float, stated: Guarantee) -> Guarantee:
