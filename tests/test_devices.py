@@ -19,7 +19,7 @@ from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.calibration import release
 from mfopt.errors import FailureError
 from mfopt.optimize import kinds
-from mfopt.optimize.objective import AmplifiedObjective, Samples, log_rmse
+from mfopt.optimize.objective import AmplifiedObjective, log_rmse
 from mfopt.sampling import BallsInBins, FreshBins
 from mfopt.strategies import BLT, BandedToeplitz
 from mfopt.workloads import PrefixSums
@@ -51,7 +51,7 @@ def searches(cases):
     for scheme, strategy, _ in cases:
         mapping = kinds.find(strategy.kind).parameterize(strategy, scheme.iterations)
         loss = log_rmse(PrefixSums(), scheme.iterations)
-        target = AmplifiedObjective(loss, mapping, law(scheme), (EPSILON, DELTA), Samples(256, 0))
+        target = AmplifiedObjective(loss, mapping, law(scheme), (EPSILON, DELTA), 256, 0)
         position = target(mapping.start)
         collected += [position.value, *position.gradient, position.noise_multiplier]
     return collected

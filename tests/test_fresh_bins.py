@@ -158,8 +158,7 @@ def test_a_second_moment_knows_about_sigma(epsilon):
     surrogate = FreshBinsLaw(scheme).surrogate()
     rmse = objective.log_rmse(PrefixSums(), scheme.iterations)
     mapping = kinds.parameterization_of(c, scheme.iterations)
-    samples = objective.Samples(64, None)
-    target = objective.AmplifiedObjective(rmse, mapping, surrogate, (epsilon, 1e-5), samples)
+    target = objective.AmplifiedObjective(rmse, mapping, surrogate, (epsilon, 1e-5), 64, None)
     # where no σ is near, it is found all the same, and its slope is that of the value
     placed = target.placed(mapping.start, 1e3 * start)
     assert placed.evaluation.noise_multiplier == pytest.approx(start, rel=2e-3)

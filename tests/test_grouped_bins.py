@@ -66,10 +66,7 @@ def test_the_gradient_through_groups_is_that_of_differences():
     entry = kinds.scaled(kinds.find("blt"))
     mapping = entry.parameterize(C, SCHEME.iterations)
     loss = objective.log_rmse(PrefixSums(), SCHEME.iterations)
-    samples = objective.Samples(256, 0)
-    target = objective.AmplifiedObjective(
-        loss, mapping, GroupedLaw(SCHEME, 5), (2.0, 1e-4), samples
-    )
+    target = objective.AmplifiedObjective(loss, mapping, GroupedLaw(SCHEME, 5), (2.0, 1e-4), 256, 0)
     placed = target.placed(mapping.start)
     evaluation, step = (
         placed.evaluation,

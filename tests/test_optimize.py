@@ -30,7 +30,6 @@ from mfopt.optimize.objective import (
     AmplifiedObjective,
     Evaluation,
     Placement,
-    Samples,
     Tangent,
     log_max_error,
     log_rmse,
@@ -47,7 +46,7 @@ IDENTITY = types.SimpleNamespace(strategy=S.Identity())
 
 def objective_for(strategy, samples=256, scheme=SCHEME):
     mapping, loss = parameterization_of(strategy, N), log_rmse(PREFIX, N)
-    target = AmplifiedObjective(loss, mapping, law(scheme), (2.0, 1e-4), Samples(samples, 0))
+    target = AmplifiedObjective(loss, mapping, law(scheme), (2.0, 1e-4), samples, 0)
     return target, mapping
 
 
@@ -243,7 +242,7 @@ def slow(monkeypatch):
     make, objective = runs.AmplifiedObjective, types.SimpleNamespace(samples=[], interrupted=False)
 
     def counted(*target):
-        objective.samples.append(target[-1].number)
+        objective.samples.append(target[-2])
         if objective.interrupted and len(objective.samples) > 1:
             raise KeyboardInterrupt
         return make(*target)

@@ -18,7 +18,6 @@ from mfopt.optimize.objective import (
     AmplifiedObjective,
     Evaluation,
     Placement,
-    Samples,
     Tangent,
     log_rmse,
 )
@@ -107,7 +106,7 @@ def test_proposals_follow_where_sigma_moves():
     scheme = BallsInBins(bins=32, epochs=8)
     mapping = kinds.parameterization_of(S.BLT([0.3, 0.1], [0.5, 0.9]), scheme.iterations)
     loss = log_rmse(PREFIX, scheme.iterations)
-    target = AmplifiedObjective(loss, mapping, law(scheme), (0.5, 1e-5), Samples(1024, 0))
+    target = AmplifiedObjective(loss, mapping, law(scheme), (0.5, 1e-5), 1024, 0)
     start, placed = mapping.start + np.array([2.0, 2.0, 1.0, 1.0]), target.placed(mapping.start)
     placed_there, from_afar = target.placed(start), target.follow(start, placed)
     assert from_afar.placement is not placed.placement and abs(from_afar.drift) <= 0.03

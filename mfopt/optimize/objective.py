@@ -147,13 +147,6 @@ class Placement(NamedTuple):
     centre: float
 
 
-class Samples(NamedTuple):
-    """An even number of Monte Carlo samples, and their pinned seed or None."""
-
-    number: int
-    seed: int | None
-
-
 class Tangent(NamedTuple):
     """The objective at one point, and the model that touches it there.
 
@@ -210,7 +203,8 @@ class AmplifiedObjective:
       law: sampled law of a scheme.
       target: ε and δ (add-remove, remove direction; the add direction is checked when the result
         is calibrated).
-      samples: frozen samples.
+      samples: an even number of frozen Monte Carlo samples.
+      seed: pinned seed of these, or None for the operating system's entropy.
 
     Attributes:
       disagreement: largest difference of log error between two proposals of a point's own.
@@ -223,12 +217,13 @@ class AmplifiedObjective:
         parameterization: Parameterization,
         law: SampledLaw,
         target: tuple[float, float],
-        samples: Samples,
+        samples: int,
+        seed: int | None,
     ) -> None:
         self._build, self._law, self.disagreement = parameterization.build, law, law.disagreement
         self._epsilon, self._delta = target
-        count = _check.integer("samples", samples.number, at_least=64)
-        draws = self._law.draws(chunked.subkey(chunked.seed_key(samples.seed), 0), count)
+        count = _check.integer("samples", samples, at_least=64)
+        draws = self._law.draws(chunked.subkey(chunked.seed_key(seed), 0), count)
         self._devices = implicit.devices(self._law, draws)
         self._draws = sharding.placed(draws, self._devices)
         hashable_loss = loss if isinstance(loss, Hashable) else functools.partial(loss)

@@ -23,7 +23,6 @@ from mfopt.optimize.objective import (
     Evaluation,
     Loss,
     Objective,
-    Samples,
     built,
 )
 from mfopt.optimize.optimizers import Descent, Evaluator, Step, Trace, lbfgs
@@ -559,8 +558,7 @@ class _Job:
         self, problem: _Problem, mapping: Parameterization, samples: int, seed: int | None
     ) -> AmplifiedObjective:
         target = self.target.epsilon, self.target.delta
-        frozen = Samples(samples, seed)
-        return AmplifiedObjective(problem.loss, mapping, problem.law, target, frozen)
+        return AmplifiedObjective(problem.loss, mapping, problem.law, target, samples, seed)
 
     def _run(self, attempt: _Attempt, trace: Trace) -> None:
         """Search from one point; ``trace`` has what came of it, also after an interrupt."""
