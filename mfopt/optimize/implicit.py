@@ -13,7 +13,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mfopt._runtime import _float64
 from mfopt._runtime._arrays import Scalar
 from mfopt._runtime._float64 import Devices
 from mfopt._runtime._types import PyTree
@@ -56,7 +55,12 @@ class _Bracket(NamedTuple):
 
 
 def solved(
-    law: SampledLaw, quadratic: PyTree, frozen: Frozen, epsilon: jax.Array, log_delta: jax.Array
+    law: SampledLaw,
+    over: Devices,
+    quadratic: PyTree,
+    frozen: Frozen,
+    epsilon: jax.Array,
+    log_delta: jax.Array,
 ) -> tuple[jax.Array, PyTree]:
     """(log σ, ∂ log σ/∂quadratic) at the target, on the frozen samples.
 
@@ -64,6 +68,7 @@ def solved(
 
     Args:
       law: the sampled law of the scheme; static.
+      over: devices that the samples are spread over, in equal parts; static.
       quadratic: sufficient statistic of σ for C.
       frozen: samples and proposal.
       epsilon: ε.
@@ -72,11 +77,11 @@ def solved(
 
     def terms_of(quadratic: PyTree) -> tuple[PyTree, jax.Array]:
         reduced = law.prepared(quadratic)
-        return _terms(law, reduced, frozen), law.log_scale(reduced)
+        return _terms(law, over, reduced, frozen), law.log_scale(reduced)
 
     # the terms are traced once, for the root and for its slope
     terms, back, log_scale = jax.vjp(terms_of, quadratic, has_aux=True)
-    estimate = functools.partial(_log_delta, law, devices(law, frozen.draws))
+    estimate = functools.partial(_log_delta, law, over)
     centre = frozen.centre + log_scale
     root = log_sigma(functools.partial(estimate, terms, epsilon=epsilon), centre, log_delta)
     slopes = jax.grad(estimate, argnums=(0, 1), allow_int=True)
@@ -136,14 +141,8 @@ def log_sigma(
     return jnp.where(end.met, end.theta, jnp.nan)
 
 
-def devices(law: SampledLaw, draws: PyTree) -> Devices:
-    """The devices that the draws are spread over, in equal parts."""
-    return sharding.dividing(draws) if law.divisible else _float64.devices()[:1]
-
-
-def _terms(law: SampledLaw, reduced: PyTree, frozen: Frozen) -> PyTree:
+def _terms(law: SampledLaw, over: Devices, reduced: PyTree, frozen: Frozen) -> PyTree:
     """What δ̂ on the frozen samples is made of at any σ; every device has its part."""
-    over = devices(law, frozen.draws)
     if len(over) == 1:
         return law.frozen(reduced, frozen.proposal, frozen.draws)
 

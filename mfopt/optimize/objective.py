@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt import final_model, query_error
-from mfopt._runtime import _check, _quick
+from mfopt._runtime import _check, _float64, _quick
 from mfopt._runtime._arrays import Scalar
 from mfopt._runtime._float64 import wide
 from mfopt._runtime._types import JsonObject, PyTree
@@ -224,7 +224,7 @@ class AmplifiedObjective:
         self._epsilon, self._delta = target
         count = _check.integer("samples", samples, at_least=64)
         draws = self._law.draws(chunked.subkey(chunked.seed_key(seed), 0), count)
-        self._devices = implicit.devices(self._law, draws)
+        self._devices = sharding.dividing(draws) if law.divisible else _float64.devices()[:1]
         self._draws = sharding.placed(draws, self._devices)
         hashable_loss = loss if isinstance(loss, Hashable) else functools.partial(loss)
         self._compiled_model = _model(hashable_loss, self._law, parameterization.build)
@@ -295,7 +295,7 @@ class AmplifiedObjective:
     ) -> Tangent:
         frozen = implicit.Frozen(self._draws, placement.proposal, placement.centre)
         target = np.asarray(self._epsilon), np.asarray(math.log(self._delta))
-        log_sigma, slope = _slope(self._law, statistic.quadratic, frozen, *target)
+        log_sigma, slope = _slope(self._law, self._devices, statistic.quadratic, frozen, *target)
         touch = sharding.gathered((jnp.asarray(log_sigma), slope), self._devices)
         value, gradient = self._compiled_model(parameters, *touch)
         evaluation = Evaluation(
@@ -330,7 +330,7 @@ def _statistic(law: SampledLaw, strategy: Strategy) -> _Statistic:
 
 
 # compiled for all strategies
-_slope = _quick.jit(implicit.solved, static_argnums=0)
+_slope = _quick.jit(implicit.solved, static_argnums=(0, 1))
 
 
 @functools.lru_cache(maxsize=16)
