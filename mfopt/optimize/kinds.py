@@ -20,6 +20,7 @@ from mfopt import strategies
 from mfopt._runtime import _check, _plugins
 from mfopt.optimize import parameterization, starts
 from mfopt.optimize.parameterization import Parameterization, Tilted
+from mfopt.optimize.starts import Size as Size
 from mfopt.strategies import (
     Banded,
     BandedToeplitz,
@@ -36,20 +37,6 @@ _WARM_BUFFERS = 4  # of the BLT that other searches begin from
 # Between diagonals. To 1e-4 searches ended up to 0.12% lower, to 5e-4 up to 0.33% above the best
 # known error (64 × 8, ε = 8; 16 × 128, ε = 0.5; two and three seeds).
 _SCALED_SAMPLES, _SCALED_STEPS, _SCALED_TOLERANCE = 2**13, 100, 2e-4
-
-
-class Size(NamedTuple):
-    """Size of a C.
-
-    Attributes:
-      n, bins: iterations, and iterations an epoch.
-      bands, buffers: as the caller chose them, for kinds that have such a number.
-    """
-
-    n: int
-    bins: int
-    bands: int
-    buffers: int
 
 
 def _none(size: Size) -> list[Any]:
@@ -320,11 +307,11 @@ register(
         prerequisites=lambda size: (
             [_blt(size, starts.fewer(size.buffers))] if size.buffers > _WARM_BUFFERS else []
         ),
-        convert=lambda strategy, size: starts.as_blt(strategy, size.buffers),
+        convert=starts.as_blt,
         parameterize=parameterization.blt,
         tilted=starts.tilted_blt,
         parameters=lambda size: 2 * size.buffers,
-        stretch=lambda strategy, shorter, n: starts.stretched(strategy, n / shorter, n),
+        stretch=starts.stretched,
         working=lambda size: 4.0 * size.n * size.buffers,
         samples=2**13,
         steps=150,
@@ -367,12 +354,10 @@ register(
     Kind(
         "cleared-blt",
         scalable=True,
-        starts=lambda size: [
-            starts.cleared(size.buffers, size.bins, weight) for weight in starts.CLEARED_WEIGHTS
-        ],
-        convert=lambda strategy, size: starts.same_cleared(strategy, size.buffers, size.bins),
+        starts=lambda size: [starts.cleared(size, weight) for weight in starts.CLEARED_WEIGHTS],
+        convert=starts.same_cleared,
         parameterize=parameterization.cleared_blt,
-        parameters=lambda size: 2 * len(starts.cleared(size.buffers, size.bins).periods),
+        parameters=lambda size: 2 * len(starts.cleared(size).periods),
         working=lambda size: float(size.n) * (size.buffers + 2) ** 2,
         samples=2**13,
         steps=100,
@@ -386,14 +371,14 @@ register(
         scalable=True,
         # with both free from the start, a wave far from its place ended up to 2.5% above
         plain_first=True,
-        starts=lambda size: [*starts.waves(size.buffers, size.bins)],
+        starts=starts.waves,
         # as for blt: with own starts six buffers ended 0.3% above four at 16 × 128, ε = 2
         prerequisites=lambda size: (
             [Stage(find("wave-blt"), size._replace(buffers=starts.FEWEST_WAVE))]
             if size.buffers > starts.FEWEST_WAVE
             else []
         ),
-        convert=lambda strategy, size: starts.as_wave(strategy, size.buffers),
+        convert=starts.as_wave,
         parameterize=parameterization.wave_blt,
         parameters=lambda size: 2 * size.buffers - 1,
         working=lambda size: float(size.n) * (size.buffers + 2) ** 2,

@@ -4,6 +4,7 @@ optimum."""
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import scipy
@@ -28,6 +29,20 @@ CLEARED_WEIGHTS = 1.0, 0.1  # of the starts of a cleared BLT
 _SHARE = 0.2  # of its neighbours' weight that a new buffer gets
 
 
+class Size(NamedTuple):
+    """Size of a C.
+
+    Attributes:
+      n, bins: iterations, and iterations an epoch.
+      bands, buffers: as the caller chose them, for kinds that have such a number.
+    """
+
+    n: int
+    bins: int
+    bands: int
+    buffers: int
+
+
 def spread_blts(buffers: int, bins: int) -> list[BLT]:
     """A few BLTs whose decays are spread geometrically, slow to fast."""
     starts = []
@@ -38,27 +53,27 @@ def spread_blts(buffers: int, bins: int) -> list[BLT]:
     return starts
 
 
-def as_blt(strategy: Strategy, buffers: int) -> BLT | None:
+def as_blt(strategy: Strategy, size: Size) -> BLT | None:
     """``strategy`` if it is a BLT of at most that size, else None."""
-    if not isinstance(strategy, BLT) or strategy.buffers > buffers:
+    if not isinstance(strategy, BLT) or strategy.buffers > size.buffers:
         return None
-    while strategy.buffers < buffers:
+    while strategy.buffers < size.buffers:
         strategy = _one_more(strategy)
     return strategy
 
 
-def stretched(blt: BLT, factor: float, n: int) -> BLT:
-    """A start for ``factor`` times as many bins, from an optimum.
+def stretched(blt: BLT, shorter: int, n: int) -> BLT:
+    """A start for as many epochs of more bins, from an optimum.
 
     Optima for few and for many bins have coefficients alike at a few steps, and alike at parts of
-    an epoch up to a root of ``factor``: in between they fall like a root of the lag. The BLT with
+    an epoch up to a root of the factor: in between they fall like a root of the lag. The BLT with
     these coefficients, by least squares over lags evenly spread in their logarithm.
 
     Args:
       blt: the optimum.
-      factor: more bins.
-      n: iterations with them.
+      shorter, n: iterations that it is for, and that the start is for.
     """
+    factor = n / shorter
     lag = np.unique(np.rint(np.geomspace(1, max(n / 2, 2), 80)).astype(int)).astype(float)
     scale, decay = np.asarray(blt.scale), np.clip(np.asarray(blt.decay), _FLOOR, 1 - _FLOOR)
     far = scale @ decay[:, None] ** (np.maximum(lag / factor, 1) - 1)
@@ -101,13 +116,14 @@ def _one_more(blt: BLT) -> BLT:
     )
 
 
-def cleared(buffers: int, bins: int, weight: float = 1.0) -> ClearedBLT:
+def cleared(size: Size, weight: float = 1.0) -> ClearedBLT:
     """Fast exponentials with short periods and few blocks; one that lasts has the other arrays.
 
     Near the optima of a C of 128 bands. With 8 arrays an exponential in six blocks of an epoch and
     one in two blocks of a sixteenth come nearer to all bands than two in four blocks each. At a
     small ε the best ω are less: ``weight`` multiplies them.
     """
+    buffers, bins = size.buffers, size.bins
     two_from, three_from = _CLEARED
     share, blocks, steps = [1], [buffers], [0.3 * bins]
     if buffers >= two_from:
@@ -125,11 +141,11 @@ def cleared(buffers: int, bins: int, weight: float = 1.0) -> ClearedBLT:
     )
 
 
-def same_cleared(strategy: Strategy, buffers: int, bins: int) -> ClearedBLT | None:
-    """The ω and λ of ``strategy`` in so many arrays, where it has as many exponentials."""
+def same_cleared(strategy: Strategy, size: Size) -> ClearedBLT | None:
+    """The ω and λ of ``strategy`` in arrays of this size, where it has as many exponentials."""
     if not isinstance(strategy, ClearedBLT):
         return None
-    target = cleared(buffers, bins)
+    target = cleared(size)
     if len(target.periods) != len(strategy.periods):
         return None
     return dataclasses.replace(target, scale=strategy.scale, decay=strategy.decay)
@@ -147,25 +163,24 @@ def wave(bins: int) -> WaveBLT:
     return WaveBLT(np.array([0.4 * size]), decay, *map(np.asarray, wave))
 
 
-def waves(buffers: int, bins: int) -> list[WaveBLT]:
+def waves(size: Size) -> list[Strategy]:
     """:func:`wave` where it has as many buffers as are wanted; more begin from its optimum.
 
     Raises:
       UsageError: fewer are wanted.
     """
-    if buffers < FEWEST_WAVE:
+    if size.buffers < FEWEST_WAVE:
         rule = f"must be at least {FEWEST_WAVE} for a BLT with a wave"
-        way_out = "blt takes fewer."
-        raise _check.reject("buffers", buffers, rule, way_out)
-    return [wave(bins)] if buffers == FEWEST_WAVE else []
+        raise _check.reject("buffers", size.buffers, rule, "blt takes fewer.")
+    return [wave(size.bins)] if size.buffers == FEWEST_WAVE else []
 
 
-def as_wave(strategy: Strategy, buffers: int) -> WaveBLT | None:
+def as_wave(strategy: Strategy, size: Size) -> WaveBLT | None:
     """``strategy`` where it is a BLT with a wave of at most that size."""
-    if not isinstance(strategy, WaveBLT) or strategy.buffers > buffers:
+    if not isinstance(strategy, WaveBLT) or strategy.buffers > size.buffers:
         return None
     beside = BLT(strategy.scale, strategy.decay)
-    for _ in range(buffers - strategy.buffers):
+    for _ in range(size.buffers - strategy.buffers):
         beside = _one_more(beside)
     return dataclasses.replace(strategy, scale=beside.scale, decay=beside.decay)
 
