@@ -33,7 +33,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Literal, TypeAlias
 
 import jax
@@ -232,7 +232,7 @@ class Engine:
                     return 0.0, 0.0, 0.0
                 return plan.expected(samples, beta, 2.0) - target, 0.0, 0.0
 
-            with self._stage("choosing the test"):
+            with chunked.counting(self.progress, "choosing the test"):
                 plan, samples = self._plan(sigma, epsilon, beta, judged, (number, 0))
                 if number > 1:  # refused by chance, or close to the truth: four times the samples
                     samples = min(4 * max(samples, previous), most_samples)
@@ -243,7 +243,9 @@ class Engine:
                 raise _refusal((sigma, epsilon, delta), about, ": a pilot estimates as much")
             if number > 1 and not plan.expected(samples, beta) <= target:
                 break
-            with self._stage("certifying", samples * len(plan.sides), f"σ = {sigma:.6g}"):
+            with chunked.counting(
+                self.progress, "certifying", samples * len(plan.sides), f"σ = {sigma:.6g}"
+            ):
                 trial = self._trial(samples, beta, number, 0)
                 found_bounds = self.model.bounds(sigma, epsilon, plan, trial)
             if accepts(found_bounds.both, spent, delta):
@@ -292,7 +294,7 @@ class Engine:
         above = enough - math.log(verified.bounds.numbers.get("estimate") or verified.delta)
         share = min(max(_APART * above / -verified.estimate.slope, _LEAST_SHARE), _MOST_SHARE)
         samples = max(verified.samples // _PART, self.model.least_samples)
-        with self._stage("bounding from below"):
+        with chunked.counting(self.progress, "bounding from below"):
             for number in range(_TRIES):
                 x = (1 - share * _LOOSER**number) * getattr(verified, name)
                 smaller = dataclasses.replace(verified, **{name: x})
@@ -304,7 +306,7 @@ class Engine:
         """A lower bound of δ where samples were drawn for one, likewise; 0 for none."""
         if not verified.tests:
             return 0.0
-        with self._stage("bounding from below"):
+        with chunked.counting(self.progress, "bounding from below"):
             return math.exp(self._log_lower_bound(verified))
 
     def _log_lower_bound(
@@ -391,7 +393,7 @@ class Engine:
         """
         if fallback is not None and point_at(fallback[0])[1] > _LARGE:
             self.model.require(*point_at(fallback[0]))  # before a search that cannot end well
-        with self._stage("calibrating on fresh samples"):
+        with chunked.counting(self.progress, "calibrating on fresh samples"):
             estimate = find(key=self._key(0))
         begin, short = dataclasses.replace(estimate, slope=estimate.slope * self.model.flatter), 0.0
         for number in range(1, ROUNDS + 1):
@@ -432,7 +434,7 @@ class Engine:
         def bound(plan: Plan, samples: int) -> float:
             return plan.expected(samples, beta, self.model.safe, pilot=samples // 2)
 
-        with self._stage("planning the certificate"):
+        with chunked.counting(self.progress, "planning the certificate"):
             for attempt in range(4):
 
                 def judged(plan: Plan, n: int, slope: float = slope) -> tuple[float, ...]:
@@ -475,7 +477,7 @@ class Engine:
         if fallback is not None and x >= fallback[0]:
             return fallback[1], begin, 0.0
         total, self.tests = samples * len(plan.sides), number
-        with self._stage("certifying", total, f"{_words(name)} = {x:.6g}"):
+        with chunked.counting(self.progress, "certifying", total, f"{_words(name)} = {x:.6g}"):
             bounds = self.model.bounds(*point_at(x), plan, self._trial(samples, beta, number))
         if accepts(bounds.both, spent, delta):
             sigma, epsilon = point_at(x)
@@ -488,21 +490,6 @@ class Engine:
         refused = largest(bounds.both)
         missed = math.log(refused) - target if 0 < refused < math.inf else 0.0
         return None, Estimate(x, -slope), short + _ALLOWED * missed
-
-    @contextlib.contextmanager
-    def _stage(self, stage: str, total: int | None = None, note: str = "") -> Iterator[None]:
-        """Report the samples that the block examines."""
-        examined = 0
-
-        def tell(count: int) -> None:
-            nonlocal examined
-            examined += count
-            shown = examined if total is None else min(examined, total)  # whole chunks are drawn
-            self.progress(Progress(stage, shown, total, "samples", note=note))
-
-        tell(0)
-        with chunked.counting(tell):
-            yield
 
     def _plan(
         self,

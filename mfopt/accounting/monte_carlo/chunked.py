@@ -14,6 +14,7 @@ import numpy as np
 from mfopt._runtime import _check, _float64, _quick
 from mfopt._runtime._types import PyTree, T
 from mfopt.accounting.monte_carlo import processes, sharding
+from mfopt.progress import Progress, Report
 
 MEMORY_BUDGET = 2**28  # bytes of live sample arrays, over all local devices
 _LIVE_ARRAYS = 8  # float64 arrays of shape (chunk, bins) alive at once in the kernels
@@ -24,13 +25,29 @@ _listener: ContextVar[Callable[[int], None] | None] = ContextVar("listener", def
 
 
 @contextlib.contextmanager
-def counting(listener: Callable[[int], None]) -> Iterator[None]:
-    """Report the number of samples evaluated to ``listener``, call by call, while the block lasts.
+def counting(
+    progress: Report, stage: str, total: int | None = None, note: str = ""
+) -> Iterator[None]:
+    """Report the number of samples evaluated, call by call, while the block lasts.
 
     By context and not by argument: whoever wants to know is far above whoever draws, and a sampled
     loss of a third party is between the two.
+
+    Args:
+      progress: callback.
+      stage, total, note: of its reports. Whole chunks are drawn: of more samples than ``total``
+        nothing is told.
     """
-    token = _listener.set(listener)
+    examined = 0
+
+    def tell(count: int) -> None:
+        nonlocal examined
+        examined += count
+        shown = examined if total is None else min(examined, total)
+        progress(Progress(stage, shown, total, "samples", note=note))
+
+    tell(0)
+    token = _listener.set(tell)
     try:
         yield
     finally:
