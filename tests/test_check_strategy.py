@@ -54,6 +54,16 @@ class Healthy(S.Strategy):
         return min(2, n)
 
 
+def test_a_parameter_or_property_may_have_the_name_of_another_kinds_method():
+    class Named(Healthy):
+        kind = "test-named"
+        diagonals: S.Array = S.parameter(dimensions=1)
+        tables = property(lambda self: len(self.diagonals))
+
+    strategy = Named(0.5, np.ones(3))
+    assert strategy.tables == 3 and {*strategy.arrays()} == {"level", "diagonals"}
+
+
 class WrongNoise(Healthy):
     kind = "test-wrong-noise"
 

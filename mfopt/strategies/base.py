@@ -88,7 +88,7 @@ class Strategy(abc.ABC):
         super().__init_subclass__(**options)
         for name in _NUMERIC & cls.__dict__.keys():
             method = cls.__dict__[name]
-            if not getattr(method, MARK, False):
+            if callable(method) and not getattr(method, MARK, False):  # no parameter, no property
                 setattr(cls, name, float64(method))
         dataclasses.dataclass(frozen=True, eq=False)(cls)
         if "kind" in cls.__dict__:
