@@ -103,7 +103,7 @@ class PrivateModule(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, run: PrivateRun, loss_reduction: str) -> None:
         super().__init__()
         self._module, self._run = module, run
-        self._reduction = rows.Reduction(loss_reduction, {})
+        self._declared, self._divided = loss_reduction, dict[object, int]()
 
     def __getattr__(self, name: str) -> Any:
         own = "_modules" not in vars(self) or name == "_module"
@@ -120,7 +120,7 @@ class PrivateModule(torch.nn.Module):
         run = self._run
         units, is_probed = run.begin_pass(self._module, given)
         examples, count = Examples(self._module, run.stream.clip_norm), len(units)
-        reduction = self._reduction._replace(units=count)
+        reduction = rows.Reduction(self._declared, self._divided, count)
 
         def marked(x: Any) -> Any:
             return rows.UnitRows.of(x, units, is_probed=is_probed, reduction=reduction)
@@ -144,11 +144,11 @@ class PrivateModule(torch.nn.Module):
             return tuple(x.squeeze(0) if x.ndim else x for x in tensors)
 
         parts = [x for x in pytree.tree_leaves((args, kwargs)) if is_batched(x)]
-        is_probed |= any(units != count for units in self._reduction.divided.values())
+        is_probed |= any(units != count for units in self._divided.values())
         with examples.probed(of_one, parts, run if is_probed else None):
             outputs, pullback = examples.forward(of_one, parts)
         outputs = [_leaf(x) for x in outputs]
-        scale = count if self._reduction.declared == "mean" else 1
+        scale = count if self._declared == "mean" else 1
 
         def add() -> None:
             run.take(units)
@@ -162,7 +162,7 @@ class PrivateModule(torch.nn.Module):
                 return x
             y = next(remaining)
             # or a number of each example
-            return marked(y) if x.ndim else getattr(torch, self._reduction.declared)(y)
+            return marked(y) if x.ndim else getattr(torch, self._declared)(y)
 
         return pytree.tree_map(of_all, of_example[0])
 

@@ -44,7 +44,21 @@ class Reduction(NamedTuple):
 
     declared: str
     divided: dict[object, int]
-    units: int = 0
+    units: int
+
+    def told_apart(self, kinds: frozenset[str | int]) -> frozenset[str | int]:
+        """What a loss of ``kinds`` is, in parts.
+
+        What it was divided by tells that from the second number on: a mean is divided by the same
+        multiple of other units, and a sum over a fixed number is not.
+        """
+        multiples = kinds - {"mean", "sum"}
+        if kinds and not multiples:
+            self.divided.clear()
+        if self.declared == "mean":
+            return kinds
+        before = {self.divided.setdefault(x, self.units) for x in multiples}
+        return kinds | {"mean"} if before - {self.units} else kinds
 
 
 class UnitRows(torch.Tensor):
@@ -105,7 +119,7 @@ class UnitRows(torch.Tensor):
         if is_backward and (reduction := args[0].reduction):
             declared = reduction.declared
             (actual,) = {"sum", "mean"} - {declared}
-            if actual in _told_apart(args[0].kinds, reduction):
+            if actual in reduction.told_apart(args[0].kinds):
                 rule = f"was declared, and it is a {actual} over examples: their number enters each"
                 way_out = f'Give loss_reduction="{actual}", or make the loss a {declared}.'
                 raise _check.reject("loss_reduction", declared, rule, way_out)
@@ -249,11 +263,10 @@ def _name_units(name: str, operation: _Operation, results: list[UnitRows]) -> No
         if units and len(units) > 1 and not fault:
             kinds = _kinds(operation, len(units))
             # over rows of some units alone: their number enters each
-            if "mean" in kinds and total and len(units) % total:
-                fault = name
+            is_partial = "mean" in kinds and total and len(units) % total
+            fault = name if is_partial or "mixed" in kinds else ""
         elif total and (times := _multiple(name, operation, total)):
             kinds = frozenset([times])
-        fault = name if "mixed" in kinds else fault
     for x, of_rows in zip(results, each, strict=False):
         is_whole = of_rows is not None and x.ndim and len(x) == len(of_rows) and not fault
         x.units, x.is_probed = tuple(of_rows) if is_whole else None, is_probed
@@ -277,21 +290,6 @@ def _multiple(name: str, operation: _Operation, count: int) -> int:
         if ("mul" in name or "div" in name) and abs(times - round(times)) * count < _TOLERANCE:
             return round(times)
     return 0
-
-
-def _told_apart(kinds: frozenset[str | int], reduction: Reduction) -> set[str | int]:
-    """What a loss is, in parts; what it was divided by tells that from the second number on.
-
-    A mean is divided by the same multiple of other units, and a sum over a fixed number is not.
-    """
-    units, multiples = reduction.units, kinds - {"mean", "sum"}
-    if kinds and not multiples:
-        reduction.divided.clear()
-    told = {*kinds}
-    for times in multiples:
-        if reduction.declared == "sum" and reduction.divided.setdefault(times, units) != units:
-            told.add("mean")
-    return told
 
 
 def _selected(operation: _Operation, units: tuple[int, ...]) -> list[Any]:
@@ -322,7 +320,7 @@ def _mixes(operation: _Operation, source: UnitRows, total: int, *, of_gradients:
 
         def change(x: torch.Tensor) -> torch.Tensor:
             if count:
-                x[order[other]] = x[order[row]].clone()
+                x[order[other]] = x[order[row]]
             elif x.is_floating_point():
                 # rows along another axis may be compared, each with its own
                 is_moved = total and any(size % total == 0 for size in x.shape)
@@ -331,15 +329,17 @@ def _mixes(operation: _Operation, source: UnitRows, total: int, *, of_gradients:
 
         results, gradients = _again(operation, change)
         decided = [x for x in results if not (count or x.is_floating_point())]
-        return gradients + decided if of_gradients else results
+        compared = gradients + decided if of_gradients else results
+        return [x.double().nan_to_num() for x in compared]
 
     try:
+        reference = effects(0, 0)
         for row, other in ((0, -1), (-1, 0)):
-            for a, b in zip(effects(0, 0), effects(row, other), strict=True):
-                difference = (a.double() - b.double()).nan_to_num().abs()
+            for a, b in zip(reference, effects(row, other), strict=True):
+                difference = (a - b).abs()
                 if count:
                     difference[order[other]] = 0.0
-                if (difference > _TOLERANCE * a.double().nan_to_num().abs().max()).any():
+                if (difference > _TOLERANCE * a.abs().max()).any():
                     return True
     except _NOT_TAKEN:
         pass
@@ -355,14 +355,14 @@ def _kinds(operation: _Operation, count: int) -> frozenset[str]:
 
     def outcome(kept: int) -> tuple[list[torch.Size], torch.Tensor]:
         results, gradients = _again(operation, lambda x: x[:kept])
-        return [x.shape for x in results], torch.cat([x[: count - 1].ravel() for x in gradients])
+        each = torch.cat([x[: count - 1].ravel() for x in gradients])
+        # an example whose loss is not finite adds nothing
+        return [x.shape for x in results], each.nan_to_num(0.0, 0.0, 0.0)
 
     try:
         (shapes, whole), (others, without) = outcome(count), outcome(count - 1)
     except _NOT_TAKEN:
         return frozenset()
-    finite = whole.isfinite() & without.isfinite()  # an example whose loss is not adds nothing
-    whole, without = whole[finite], without[finite]
     if shapes != others or not whole.any():
         return frozenset()
     near = max(_TOLERANCE / count, 1e-6) * whole.abs().max()
