@@ -77,6 +77,12 @@ class _OnlyWithExamples:
         return collectors
 
 
+@pytest.fixture
+def work_folder(tmp_path, monkeypatch):
+    """The test runs in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(autouse=True)
 def _json_meets_the_schema(monkeypatch):
     """Hold what any test's command prints as JSON against docs/schema.json."""

@@ -63,8 +63,7 @@ def test_optimize_json_is_one_object_that_agrees_with_the_file(optimized_file):
 
 
 @pytest.mark.ci
-def test_optimize_prints_a_table_and_names_its_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_optimize_prints_a_table_and_names_its_file(tmp_path, work_folder):
     code, output, err = run(*TINY, "--buffers", 1, "--samples", 256, "--steps", 5)
     assert code == 0 and "Traceback" not in err
     (path,) = tmp_path.iterdir()
@@ -189,8 +188,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("words", BAD)
-def test_bad_input_has_an_exit_code_and_one_line(words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_bad_input_has_an_exit_code_and_one_line(words, tmp_path, work_folder):
     cut = tmp_path / "cut.npz"
     cut.write_bytes(b"PK\x03\x04 and no more")
     pairs = iter([*TINY[1:], "--strategy", "sqrt", *shlex.split(words)])

@@ -160,10 +160,9 @@ def test_the_library_takes_the_usual_form(monkeypatch):
 
 
 @pytest.mark.release
-def test_the_command_names_the_form_that_it_kept(tmp_path, monkeypatch, capsys):
+def test_the_command_names_the_form_that_it_kept(tmp_path, work_folder, monkeypatch, capsys):
     from mfopt_cli.main import main
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("mfopt.optimize.pipeline.optimize", lambda *_, **__: best()[0])
     main(["optimize", "--epochs", "4", "--iters", "4", "--eps", "8", "--certify-samples", "4096"])
     text = capsys.readouterr().out

@@ -141,10 +141,7 @@ def refusal(function, *arguments, **options):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_both_doors_ask_the_library_for_the_same_or_refuse_the_same(
-    seed, work, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
+def test_both_doors_ask_the_library_for_the_same_or_refuse_the_same(seed, work, work_folder):
     refused = answered = 0
     for question in questions(72, seed):
         options = question[2]
@@ -224,9 +221,8 @@ def with_effort(function, *, samples, seed, **options):
 
 
 def test_hostile_arguments_are_refused_by_the_name_that_was_typed(
-    factorization, work, tmp_path, monkeypatch
+    factorization, work, work_folder, monkeypatch
 ):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_sizes, "free_memory", lambda: 2**34)
     rng = random.Random(1)
     outcomes = {"refused": 0, "taken": 0}

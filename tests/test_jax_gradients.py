@@ -404,8 +404,7 @@ WRONG = {
 
 @pytest.mark.ci
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_loop_is_refused(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_wrong_loop_is_refused(name, work_folder):
     loop, match = WRONG[name]
     if match is not None:
         with pytest.raises(UsageError, match=match):

@@ -44,13 +44,12 @@ def test_the_table_counts_the_lines():
 
 
 @pytest.fixture
-def factorization(tmp_path, monkeypatch):
+def factorization(work_folder):
     """``factorization.npz`` in the folder of the test: one epoch of six steps."""
     import numpy as np
 
     import mfopt
 
-    monkeypatch.chdir(tmp_path)
     example = mfopt.factorize(epochs=1, iterations_per_epoch=6, epsilon=8.0, strategy="identity")
     example.save("factorization.npz")
     generator = np.random.default_rng(0)

@@ -23,9 +23,7 @@ def _libraries():
     from mfopt.noise.for_torch import TorchNoise
 
 
-@pytest.fixture(autouse=True)
-def _folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # the keys of optimizers' states
+pytestmark = pytest.mark.usefixtures("work_folder")
 
 
 @pytest.fixture

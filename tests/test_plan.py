@@ -19,9 +19,7 @@ LOOPS = Path(plan.__file__).parents[1] / "loops"
 SMALL = ["--epochs", 2, "--batch-size", 25, "--eps", 2, "--memory", 1, "--yes"]
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("work_folder")
 
 
 @pytest.mark.ci

@@ -20,9 +20,7 @@ def factorization():
     return mfopt.factorize(**sizes, sampling="fixed-order", strategy="identity")
 
 
-@pytest.fixture(autouse=True)
-def _folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("work_folder")
 
 
 def of_torch(factorization, **options):

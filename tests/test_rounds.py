@@ -49,8 +49,7 @@ def test_devices_are_clipped_and_kept_apart(tmp_path):
     assert (tmp_path / "state" / "devices.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_server_goes_on_after_the_last_round(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_server_goes_on_after_the_last_round(work_folder):
     server = rounds("state")
     server.release({"a": UPDATE})
     with pytest.MonkeyPatch.context() as patched:  # killed once the noise is made
@@ -72,8 +71,7 @@ def test_a_server_goes_on_after_the_last_round(tmp_path, monkeypatch):
     assert rounds("state").step == 3
 
 
-def test_an_older_copy_of_the_folder_is_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_an_older_copy_of_the_folder_is_refused(work_folder):
     server = rounds("state")
     server.release({"a": UPDATE})
     shutil.copytree("state", "older")

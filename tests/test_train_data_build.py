@@ -230,8 +230,7 @@ def test_command_line_from_files_to_stores(tmp_path):
         (["--data", "rows.jsonl", "--tokenizer", ".", "--held-out-users", "2"], "held-out"),
     ],
 )
-def test_command_line_refusals(tmp_path, monkeypatch, tokenizer, arguments, words):
-    monkeypatch.chdir(tmp_path)
+def test_command_line_refusals(tmp_path, work_folder, tokenizer, arguments, words):
     write_rows(tmp_path / "rows.jsonl", 60)
     write_rows(tmp_path / "rows.txt", 0)
     tokenizer.save(tmp_path / "tokenizer.json")

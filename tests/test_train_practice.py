@@ -85,8 +85,7 @@ def test_a_corpus_of_other_data_is_not_trained_on(small_library, tmp_path):
             digest_of(**other, resume=True)
 
 
-def test_a_file_is_no_embedded_corpus_of_its_name(data, tmp_path, monkeypatch):  # noqa: F811
-    monkeypatch.chdir(tmp_path)
+def test_a_file_is_no_embedded_corpus_of_its_name(data, tmp_path, work_folder):  # noqa: F811
     (tmp_path / "stdlib").write_text("no lines")
     assert preflight(settings_for("stdlib", tmp_path / "one"))
     with pytest.raises(UsageError, match="must be a folder or a file"):
