@@ -292,7 +292,7 @@ def test_of_a_chat_what_the_assistant_says_is_learned(tmp_path, tokenizer):
     public = JsonLines([write_rows(tmp_path / "public.jsonl", 60)], "user", "text")
     texts = {"tokenizer": 300, "public": public, "options": Options(skip_bad=True)}
     report = build(source, tmp_path / "out", **texts)
-    assert report["reading"]["train"]["bad"] == {"text is not text": 1}
+    assert report["reading"]["train"]["bad"] == {"messages is not a list of roles and texts": 1}
     facts = open_parts(tmp_path / "out")["train"].metadata
     tokenizer = Tokenizer.of_data(tmp_path / "out", facts)
     start, end = (tokenizer.backend.token_to_id(f"<|im_{word}|>") for word in ("start", "end"))

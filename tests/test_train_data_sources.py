@@ -66,7 +66,7 @@ def test_tables_give_the_rows_that_were_written(tmp_path, kind, write, suffix):
     ]
     source = kind(files, "who", "what")
     assert records(source) == ROWS + ROWS[:2] + ROWS[:1]
-    assert reasons(source) == {"text is empty": 1}
+    assert reasons(source) == {"what is empty": 1}
     assert_repeatable(source)
     bad = next(record for record in source.read() if record.reason)
     assert bad.where.startswith(f"two.{suffix}: ")
@@ -125,6 +125,9 @@ def test_bad_json_lines_are_told_apart(tmp_path):
         "not UTF-8": 2,
     }
     assert_repeatable(source)
+    # the first row decides what a text is
+    path.write_text('{"user": "a", "prompt": "p", "completion": "c"}\n{"user": "a", "text": "t"}')
+    assert reasons(JsonLines([path], "user", "text")) == {"prompt or completion is not text": 1}
 
 
 def test_bad_csv_rows_are_told_apart(tmp_path):

@@ -275,3 +275,5 @@ def test_the_end_of_a_text_is_the_model_s_own(tmp_path):
     for text in ('{"eos_token": "</s>"}', '{"eos_token": {"content": "</s>"}}'):
         (tmp_path / "tokenizer_config.json").write_text(text)
         assert Tokenizer.load(tmp_path).end_of_text == "</s>"
+    with pytest.raises(UsageError, match="that the data was built with"):
+        Tokenizer.load(tmp_path, "<end>")

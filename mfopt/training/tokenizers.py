@@ -54,7 +54,8 @@ class Tokenizer:
         end = backend.token_to_id(end_of_text)
         if end is None:
             rule = "is not in the vocabulary"
-            raise _check.reject("end_of_text", end_of_text, rule, "Name the token that is.")
+            way_out = "Name one that is, or the tokenizer that the data was built with."
+            raise _check.reject("end_of_text", end_of_text, rule, way_out)
         self.end_id = end
         self.end_of_text = end_of_text
 

@@ -25,6 +25,10 @@ _MESSAGE = ("role", "content")
 _ROLES = ("system", "user", "assistant", "tool")
 # rows of a table, or why there is none; bytes so far; place
 Lines = Iterator[tuple[JsonObject | str, int, str]]
+_WRONG_TYPE = {
+    "user": "neither text nor integer (of several users: see mfopt.sampling.Owners)",
+    "messages": "not a list of roles and texts",
+}
 # A line of a CSV file whose quotes do not match swallows what follows: no field is that long.
 _LONGEST_FIELD = 1 << 26
 
@@ -42,38 +46,30 @@ class Item(NamedTuple):
     where: str = ""
 
     @classmethod
-    def of_row(cls, row: JsonObject, user: str, columns: Sequence[str]) -> Item:
-        """:meth:`of` a row with a column of text, with prompt and completion, or with messages."""
-        content = row.get(columns[0])
+    def of_row(cls, row: JsonObject, user_column: str, columns: Sequence[str]) -> Item:
+        """A record, or the reason why a row cannot be one.
+
+        ``columns``: one of text, prompt and completion, or messages. One person is one user however
+        the name is encoded: it is taken in Unicode's composed form (NFC), without space around it.
+        """
+        text: Any = row.get(columns[0])
         if columns == CHAT:
-            content = _chat(content)
+            text = _chat(text)
         elif columns == COMPLETION:
             completion = row.get(columns[1])
-            content = (
-                isinstance(content, str)
+            text = (
+                isinstance(text, str)
                 and isinstance(completion, str)
-                and (Piece(content, predicted=False), Piece(completion))
+                and (Piece(text, predicted=False), Piece(completion))
             )
-        return cls.of(row.get(user), content)
-
-    @classmethod
-    def of(cls, user: Any, text: Any) -> Item:
-        """A record, or the reason why the values cannot be one.
-
-        One person is one user however the name is encoded: it is taken in Unicode's composed form
-        (NFC), without space around it.
-        """
+        user: Any = row.get(user_column)
         if isinstance(user, int) and not isinstance(user, bool):
             user = str(user)
         pieces = isinstance(text, tuple)
         learned = "".join(part.text for part in text if part.predicted) if pieces else text
-        for name, value in (("user", user), ("text", learned)):
+        for name, value in (("user", user), (" or ".join(columns), learned)):
             if not isinstance(value, str):
-                rule = (
-                    "neither text nor integer (of several users: see mfopt.sampling.Owners)"
-                    if name == "user"
-                    else "not text"
-                )
+                rule = _WRONG_TYPE.get(name, "not text")
                 return cls(reason=f"{name} is {'missing' if value is None else rule}")
             if not value.strip():
                 return cls(reason=f"{name} is empty")

@@ -38,7 +38,7 @@ ADAPTER = "adapter"  # folder beside the weights
 _GENERATION = "generation_config.json"
 # files of a base model's folder that say how text is made of it: training does not change them
 _KEPT = (_GENERATION, SETTINGS, "special_tokens_map.json", "chat_template.jinja")
-_A_FOLDER = "Name the folder of a model or of a run."
+_A_FOLDER = "Name the folder of a model; that of a run is RUN/model."
 # tensors of older files that follow from others
 _DERIVED = (
     *(".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"),
