@@ -1,8 +1,10 @@
 """Fresh bins: scheme, likelihood, ceilings and estimators against all patterns written out."""
 
+import functools
 import math
 
 import bench_truth
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from mfopt.accounting.monte_carlo import (
 from mfopt.accounting.monte_carlo.calibrate import calibrate
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw, FreshBinsLoss
 from mfopt.accounting.monte_carlo.pattern_ceilings import ceilings
+from mfopt.accounting.monte_carlo.protocol import SampledLaw
 from mfopt.accounting.monte_carlo.sampled import OneUnit
 from mfopt.accounting.verify import Engine
 from mfopt.errors import UsageError
@@ -36,6 +39,20 @@ def all_patterns(matrix, scheme):
     """Every m_k as a column, (n, b^K)."""
     (law,) = bench_truth.laws(scheme, 1)
     return matrix @ np.array([*law]).T
+
+
+def test_a_product_over_tiles_and_its_gradient_are_those_of_the_overlaps():
+    """Of 36 columns, which tiles of 17 bands cut twice."""
+    searched, coefs = FreshBinsLaw(FreshBins(18, 2)), 0.7 ** np.arange(17)
+    slope = np.random.default_rng(0).normal(size=(17, 36))
+
+    @float64
+    def pair(product):
+        value = lambda x: product(slope, BandedToeplitz(x))  # noqa: E731
+        return jax.value_and_grad(value)(jnp.asarray(coefs))
+
+    expected = pair(functools.partial(SampledLaw.product, searched))
+    jax.tree.map(np.testing.assert_allclose, pair(searched.product), expected)
 
 
 def loss_of(bands, bins, epochs):
