@@ -3,6 +3,7 @@
 import math
 import sys
 
+import bench_truth
 import numpy as np
 import pytest
 from commands import printed
@@ -24,6 +25,7 @@ from mfopt.sampling import (
     FreshBins,
     MinSeparation,
     Poisson,
+    RandomPartition,
     TruncatedPoisson,
 )
 from mfopt.strategies import BandedSquareRoot, Dense, Identity
@@ -40,6 +42,15 @@ def test_attacks_on_bins_lie_below_the_exact_profile(epsilon):
     if epsilon == 30.0:  # far out the bins hardly help, and longer modes would be seen
         assert below > exact - 1
         assert attained.attacks(mechanism)(sigma / 1.05).log_delta_below(epsilon) > exact
+
+
+def test_groups_of_a_random_partition_are_attacked_within_the_truth():
+    mechanism = Mechanism(RandomPartition(4, 2, 2), group_size=2)
+    for epsilon in (0.5, 8.0):
+        below = attained.attacks(mechanism)(1.2).log_delta_below(epsilon)
+        rng = np.random.default_rng(1)
+        truth, error = bench_truth.largest_delta(mechanism, 1.2, epsilon, rng, 0.0)
+        assert 0.3 * truth < math.exp(below) < truth + 5 * error
 
 
 def test_epsilon_and_delta_of_an_attack_agree():

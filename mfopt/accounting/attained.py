@@ -10,9 +10,9 @@ since P(∪ A_k) >= Σ_k w_k Φ(μ_k − s_k) and Q(∪ A_k) <= Σ_k Φ(−s_k),
 of the patterns serves: with N equally likely patterns of a unit, the longest ones of all shares are
 tried. K units fall in N^K ways, of √K μ at least as overlaps are not negative, or into one pattern
 together, K μ. Bins and separated steps: the statistic <X, u> along the mean mode u, whose shift has
-a law of one dimension (:mod:`.projection`). δ_G is that of a Gaussian release. C >= 0 is attained
-by contributions of one vector, so all of this is. Without sampling: the norm of C x in one explicit
-pattern.
+a law of one dimension (:mod:`.projection`); of a random partition also along one group's mode. δ_G
+is that of a Gaussian release. C >= 0 is attained by contributions of one vector, so all of this is.
+Without sampling: the norm of C x in one explicit pattern.
 """
 
 from __future__ import annotations
@@ -28,14 +28,19 @@ from mfopt._runtime._float64 import float64
 from mfopt.accounting import bracket, projection
 from mfopt.accounting.closed_form.gaussian import GaussianProfile
 from mfopt.accounting.loss_distribution import poisson
-from mfopt.accounting.monte_carlo import balls_in_bins, dominating_pair, pattern_frozen, patterns
-from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw
+from mfopt.accounting.monte_carlo import (
+    balls_in_bins,
+    dominating_pair,
+    pattern_frozen,
+    patterns,
+    protocol,
+)
 from mfopt.accounting.monte_carlo.fresh_bins import FreshBinsLaw
 from mfopt.accounting.profile import LowerProfile
 from mfopt.errors import FailureError, UsageError
 from mfopt.guarantee import Guarantee
 from mfopt.mechanism import Mechanism
-from mfopt.sampling import BallsInBins, BMinSep, FreshBins
+from mfopt.sampling import BallsInBins, BMinSep, FreshBins, RandomPartition
 
 _GRAM = 1 - 1e-5  # of norms: Gram matrices are rounded up, at most by so much
 _MOST_BINS, _ROUNDING = 1024, 1e-9  # of a refutation: overlaps of more take long; of log δ
@@ -177,8 +182,9 @@ def refute(mechanism: Mechanism, stated: Guarantee) -> None:
 def attacks(mechanism: Mechanism) -> Callable[[float], LowerProfile] | None:
     """σ -> what some data sets attain there; None where nothing is known."""
     size = mechanism.group_size
-    if isinstance(mechanism.sampling, BMinSep):
-        return _separated(mechanism).of_group(size).profile
+    if isinstance(mechanism.sampling, BMinSep | RandomPartition):
+        laws = [law.of_group(size) for law in _separated(mechanism)]
+        return lambda sigma: _Best(tuple(law.profile(sigma) for law in laws))
     if isinstance(mechanism.sampling, BallsInBins | FreshBins):
         bins = _Bins(mechanism)
         law = bins.law.of_group(size)
@@ -186,15 +192,23 @@ def attacks(mechanism: Mechanism) -> Callable[[float], LowerProfile] | None:
     rounds = poisson.attack(mechanism.strategy, mechanism.sampling, size, mechanism.adjacency)
     if rounds is None or rounds.mixture.trivial:
         return None
-    profile = rounds.profile
-    return lambda sigma: _Best((profile(sigma),))
+    return rounds.profile
 
 
 @float64
-def _separated(mechanism: Mechanism) -> projection.ShiftLaw:
-    """Law of a unit's shift along the mean mode under b-min-sep."""
+def _separated(mechanism: Mechanism) -> list[projection.ShiftLaw]:
+    """Laws of a unit's shift, of steps that are separated: along the mean mode, or one group's."""
     scheme: Any = mechanism.sampling
-    likelihood = BMinSepLaw(scheme).exact(mechanism.strategy)
-    *_, square, products = pattern_frozen.squares(likelihood)
-    along = np.asarray(products) / math.sqrt(float(square)) * _GRAM
-    return projection.of_separated(along, scheme.separation, scheme.probability)
+    likelihood = protocol.law(scheme).exact(mechanism.strategy)  # type: ignore[attr-defined]
+    *_, square, products = map(np.asarray, pattern_frozen.squares(likelihood))
+    along = products / math.sqrt(float(square)) * _GRAM
+    if isinstance(scheme, BMinSep):
+        return [projection.of_separated(along, scheme.separation, scheme.probability)]
+    groups = np.arange(scheme.iterations) % scheme.separation
+    steps = groups == np.argmax(np.bincount(groups, np.asarray(likelihood.gram)[0]))
+    products = np.asarray(likelihood.products(steps[None]))[0]
+    of_group = products / math.sqrt(float(products[steps].sum())) * _GRAM
+    return [
+        projection.of_partition(shifts, scheme.separation, likelihood.probability)
+        for shifts in (along, of_group)
+    ]

@@ -103,7 +103,7 @@ class RoundsBound(DeterministicBound):
 
     def guess(self, epsilon: float, delta: float) -> float:
         sigma = rounds.guess(self.composed.mixture, self.composed.rounds, epsilon, delta)
-        return self.composed.mean_norm * max(sigma, _LEAST_GUESS)
+        return self.composed.longest * max(sigma, _LEAST_GUESS)
 
     def without_noise(self, delta: float) -> str | None:
         log_chance = RoundsProfile(self.composed.mixture, self.composed.rounds, 1.0).log_chance

@@ -12,7 +12,7 @@ from mfopt._runtime._types import JsonObject
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.phases import Phase
 from mfopt.mechanism import Mechanism
-from mfopt.sampling import Adjacency, Poisson, TruncatedPoisson
+from mfopt.sampling import Adjacency, CyclicPoisson, Poisson, TruncatedPoisson
 
 
 def to_event(phases: Sequence[Phase]) -> Any:
@@ -32,15 +32,16 @@ def to_event(phases: Sequence[Phase]) -> Any:
         rounds, scheme = phase.rounds, phase.mechanism.sampling
         if rounds is None:
             raise _check.reject("phases", scheme, "dp_accounting has no event for this scheme")
-        chance, facts = _drawn(phase.mechanism), scheme.describe()
+        facts, one = scheme.describe(), phase.mechanism.group_size == 1
+        is_drawn = isinstance(scheme, Poisson | CyclicPoisson) and 0 < scheme.probability < 1
         for mixture, count, sigma in rounds.at(phase.noise_multiplier):
             event = dp_event.GaussianDpEvent(sigma)
             if facts["kind"] == "truncated-poisson":
                 event = dp_event.TruncatedSubsampledGaussianDpEvent(
                     facts["population"], facts["probability"], facts["batch_size"], sigma
                 )
-            elif chance is not None:
-                event = dp_event.PoissonSampledDpEvent(chance, event)
+            elif is_drawn and one:
+                event = dp_event.PoissonSampledDpEvent(facts["probability"], event)
             elif phase.mechanism.adjacency == "replace" or not isinstance(mixture, Mixture):
                 rule = f"dp_accounting has no event for it under {scheme.kind}"
                 raise _check.reject("adjacency", phase.mechanism.adjacency, rule)
@@ -49,17 +50,6 @@ def to_event(phases: Sequence[Phase]) -> Any:
                 event = dp_event.MixtureOfGaussiansDpEvent(sigma, shift, weight)
             events.append(dp_event.SelfComposedDpEvent(event, count))
     return events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
-
-
-def _drawn(mechanism: Mechanism) -> float | None:
-    """The chance of one Poisson-sampled unit; None where that is not all there is to a round."""
-    single = Poisson(getattr(mechanism.sampling, "probability", 0.0), 1)
-    is_poisson = Poisson(single.probability, mechanism.iterations) == mechanism.sampling
-    return (
-        single.probability
-        if is_poisson and 0 < single.probability < 1 == mechanism.group_size
-        else None
-    )
 
 
 def from_event(

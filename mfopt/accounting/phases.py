@@ -170,16 +170,15 @@ def _profile(
       accuracy: relative error of ε.
       attacked: whether to take rounds that some data attain, of phases where such are known.
     """
-    released: list[list[RepeatedRound]] = []
+    kinds: list[RepeatedRound] = []
     for phase in phases:
         mechanism, rounds = phase.mechanism, phase.rounds
         if attacked:
             described = mechanism.strategy, mechanism.sampling
             rounds = poisson.attack(*described, mechanism.group_size, mechanism.adjacency)
         if rounds is not None and not rounds.mixture.trivial:
-            released.append(rounds.at(phase.noise_multiplier))
-    kinds = [kind for part in released for kind in part]
-    return RoundsProfile.of(kinds, accuracy / len(released)) if kinds else None
+            kinds += rounds.at(phase.noise_multiplier)
+    return RoundsProfile.of(kinds, accuracy / len(phases)) if kinds else None
 
 
 def _with_sampled(

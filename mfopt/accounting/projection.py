@@ -126,17 +126,23 @@ def of_sum(shifts: Sequence[np.ndarray]) -> ShiftLaw:
     return ShiftLaw(cell, np.asarray(law))
 
 
-def of_separated(shifts: np.ndarray, separation: int, probability: float) -> ShiftLaw:
+def of_separated(
+    shifts: np.ndarray,
+    separation: int,
+    probability: float,
+    grid: tuple[float, int] | None = None,
+) -> ShiftLaw:
     """Law of the shift of a unit that rests after each participation, from a stationary start.
 
     Args:
       shifts: of a participation at each step, shape (n,).
       separation: steps from one participation to the next that is possible.
       probability: of taking part in a step where that is possible.
+      grid: cell and number of cells of the law, if they are given.
     """
     rate = probability / (1 + (separation - 1) * probability)
     mean, square = rate * float(np.sum(shifts)), rate * float(np.sum(shifts**2))
-    cell, size = _grid(shifts, mean, square)
+    cell, size = grid or _grid(shifts, mean, square)
     # rows: of a unit that is available from this step on, and those after it, in a ring
     available = np.zeros((separation + 1, size))
     available[:separation, 0] = [1.0, *[probability] * (separation - 1)]
@@ -147,6 +153,23 @@ def of_separated(shifts: np.ndarray, separation: int, probability: float) -> Shi
         available[(step + 1) % (separation + 1)] += (1 - probability) * mass
         available[(step + separation) % (separation + 1)] += probability * _moved(mass, shift)
     return ShiftLaw(cell, np.sum(available, axis=0))
+
+
+def of_partition(shifts: np.ndarray, groups: int, probability: float) -> ShiftLaw:
+    """Law of the shift of a unit in a uniformly random one of groups of steps, in turn.
+
+    Args:
+      shifts: of a participation at each step, shape (n,).
+      groups: of steps.
+      probability: of taking part in a step of its group, independently of the others.
+    """
+    parts = [shifts[start::groups] for start in range(groups)]
+    longest = max(parts, key=np.sum)
+    grid = _grid(
+        shifts, probability * float(np.sum(longest)), probability * float(np.sum(longest**2))
+    )
+    laws = [of_separated(part, 1, probability, grid).weights for part in parts]
+    return ShiftLaw(grid[0], np.mean(laws, axis=0))
 
 
 def _grid(shifts: np.ndarray, mean: float, variance: float) -> tuple[float, int]:

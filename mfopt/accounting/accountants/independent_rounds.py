@@ -6,10 +6,9 @@ mechanism, moved in every round by as much as the whole group can.
 
 from __future__ import annotations
 
-from mfopt._runtime import _check
 from mfopt.accounting.account import Accountant, Effort
 from mfopt.accounting.accountants.unamplified import gaussian_release
-from mfopt.accounting.analyses import Analysis, DeterministicAnalysis
+from mfopt.accounting.analyses import Analysis, DeterministicAnalysis, least
 from mfopt.accounting.bound import DeterministicBound, RoundsBound
 from mfopt.accounting.chain import GroupBound
 from mfopt.accounting.loss_distribution import poisson
@@ -52,34 +51,21 @@ class _IndependentRounds(Accountant):
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
         rounds, subject = composed(mechanism), _SUBJECTS[type(mechanism.sampling)]
-        chained = is_chained(mechanism)
-        certain = rounds.mixture.components == 1 and not rounds.mixture.trivial
-        if rounds.exact and certain and not chained:
-            moved = rounds.length * rounds.mixture.largest
+        chained, mixture = is_chained(mechanism), rounds.mixture
+        # most that the group moves, what is drawn known: units of a chain one by one
+        moved = mixture.largest * (mechanism.group_size if chained else 1)
+        # the last term covers the rounding of the product
+        moved *= rounds.length * (1 + 1e-14)
+        if rounds.exact and mixture.components == 1 and not mixture.trivial and not chained:
             method = "Gaussian mechanism, every unit in every batch: closed form"
-            return gaussian_release(mechanism, moved * (1 + 1e-14), method, exact=True)
+            return gaussian_release(mechanism, moved, method, exact=True)
         details = {"rounds": rounds.rounds, "column_norm": rounds.longest}
         method = f"privacy loss distribution of {subject}"
         bound: DeterministicBound = RoundsBound(rounds, method, rounds.exact)
-        if chained and not rounds.mixture.trivial:
+        if mixture.trivial:
+            return DeterministicAnalysis(mechanism, bound, details)
+        if chained:
             bound = GroupBound(bound, mechanism.group_size, subject)
-        return DeterministicAnalysis(mechanism, bound, details)
-
-
-class _FreeRounds(Accountant):
-    """Participations at every opportunity."""
-
-    schemes = tuple(_SUBJECTS)
-    free = True
-
-    def check(self, mechanism: Mechanism) -> None:
-        if composed(mechanism).mixture.trivial:
-            raise _check.reject("sampling", mechanism.sampling, "releases nothing of a unit")
-
-    def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
-        rounds = composed(mechanism)
-        # most that the group moves, what is drawn known: units of a chain one by one
-        moved = rounds.mixture.largest * (mechanism.group_size if is_chained(mechanism) else 1)
-        # the last term covers the rounding of the product
-        moved *= rounds.length * (1 + 1e-14)
-        return gaussian_release(mechanism, moved, WITHOUT_AMPLIFICATION)
+        # what no grid of losses covers still has the bound that holds anyway
+        known = gaussian_release(mechanism, moved, WITHOUT_AMPLIFICATION)
+        return least([known, DeterministicAnalysis(mechanism, bound, details)])

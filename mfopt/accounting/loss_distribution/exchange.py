@@ -72,7 +72,7 @@ class Pair:
     with_it: float
     without: float
 
-    def likely(self, log_tail: float) -> Pair:
+    def _likely(self, log_tail: float) -> Pair:
         """Without the least likely counts, of total probability at most e^log_tail."""
         return dataclasses.replace(self, counts=self.counts.cut(log_tail))
 
@@ -86,7 +86,10 @@ class Pair:
         return top, bottom
 
     def thresholds(self, z: np.ndarray, sigma: float) -> tuple[np.ndarray, np.ndarray]:
-        """(log α, shape (N,); s_j in σ for each count, (J, N)) of which t is z, shape (N,)."""
+        """(log α, shape (N,); s_j in σ for each count, (J, N)) of which t is z, in σ, shape (N,).
+
+        log α is 0 up to some z, then it increases.
+        """
         sides = []
         for side in self.sides:
             shift = side.sensitivities[:, None] / sigma
@@ -102,29 +105,25 @@ class Pair:
         own = np.arange(len(top))[:, None] > last
         return loss, np.where(own, np.maximum(alone, z), z)
 
-    def loss(self, z: np.ndarray, sigma: float) -> np.ndarray:
-        """log α at which t is z, in σ, shape of ``z``: 0 up to some z, then increasing."""
-        return self.thresholds(z, sigma)[0]
-
-    def masses(self, borders: np.ndarray, sigma: float) -> tuple[np.ndarray, np.ndarray]:
-        """P- and Q-mass of the cells between ``borders`` of t."""
-        inner = self.thresholds(borders[np.isfinite(borders)], sigma)[1]
+    def cells(self, borders: np.ndarray, sigma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """log α at the lower ends of cells between ``borders`` of t; their P- and Q-mass."""
+        loss, thresholds = self.thresholds(borders[:-1], sigma)
         masses = []
         for side in self.sides:
             total = np.zeros(borders.size - 1)
             for shift, log_weight, own in zip(
-                side.sensitivities / sigma, side.log_weights, inner, strict=True
+                side.sensitivities / sigma, side.log_weights, thresholds, strict=True
             ):
-                cells = distribution.normal_masses(np.append(own, math.inf) - shift)
-                total += math.exp(log_weight) * cells
+                within = distribution.normal_masses(np.append(own, math.inf) - shift)
+                total += math.exp(log_weight) * within
             masses.append(total)
-        return masses[0], masses[1]
+        return loss, masses[0], masses[1]
 
     def ends(self, sigma: float, log_tail: float, largest: float) -> tuple[float, float]:
         """z where losses begin to be positive, and beyond which little mass or no use is."""
 
         def loss(z: float) -> float:
-            return float(self.loss(np.array([z]), sigma)[0])
+            return float(self.thresholds(np.array([z]), sigma)[0][0])
 
         counts = self.counts.sensitivities
         start = 0.5 * (self.with_it + self.without) * float(counts[counts > 0][0]) / sigma
@@ -202,9 +201,9 @@ class ReplacementRound(Round):
     def nodes(self, noise_multiplier: float, log_tail: float) -> Nodes:
         parts: list[Nodes] = []
         for whole in (self.remove, self.add):
-            pair = whole.likely(log_tail)
+            pair = whole._likely(log_tail)
             z = pair.borders(noise_multiplier, _NODES, log_tail)[:-1]
-            loss = pair.loss(z, noise_multiplier)
+            loss, _ = pair.thresholds(z, noise_multiplier)
             bottom = pair.sides[1].loss(z, noise_multiplier)
             density = bottom - 0.5 * z * z - 0.5 * math.log(2 * math.pi)  # of Q, its logarithm
             mass = density + math.log(z[1] - z[0])
@@ -229,23 +228,20 @@ class ReplacementRound(Round):
             (self.remove, resolution.ends[1]),
             (self.add, -resolution.ends[0]),
         ):
-            pair = whole.likely(log_tail)
+            pair = whole._likely(log_tail)
             borders = pair.borders(sigma, resolution.spacing, log_tail, largest)
-            halves.append((pair.loss(borders[:-1], sigma), *pair.masses(borders, sigma)))
+            halves.append(pair.cells(borders, sigma))
         (up, up_p, up_q), (down, down_q, down_p) = halves
         # rounding aside the rest is the same under P and under Q; its loss is 0
-        missing = self.remove.likely(log_tail).counts.missing
+        missing = self.remove._likely(log_tail).counts.missing
         untouched = max(1 - missing - math.fsum(up_p) - math.fsum(down_p), 0.0)
         up[0] = down[0] = 0.0
         loss = np.concatenate([[-math.inf], -down[::-1], up, [math.inf]])
         mass_p = np.concatenate([down_p[::-1], [untouched], up_p])
         mass_q = np.concatenate([down_q[::-1], [untouched], up_q])
-        result = distribution.from_cells(step, np.maximum.accumulate(loss), mass_p, mass_q)
-        return dataclasses.replace(
-            result,
-            infinite=result.infinite + missing,
-            reverse_infinite=result.reverse_infinite + missing,
-        )
+        mass_p[-1] += missing
+        mass_q[0] += missing
+        return distribution.from_cells(step, np.maximum.accumulate(loss), mass_p, mass_q)
 
     def discretize_below(
         self,
@@ -257,7 +253,7 @@ class ReplacementRound(Round):
         rounds: int,
     ) -> LossDistribution:
         # of one of the two pairs alone, on a line, which some data attain; all losses are resolved
-        pair = (self.add if add else self.remove).likely(2 * resolution.log_tail)
+        pair = (self.add if add else self.remove)._likely(2 * resolution.log_tail)
         lowest = pair.counts.largest * min(pair.without, 0)
         low = float(scipy.special.ndtri_exp(resolution.log_tail)) + lowest / noise_multiplier
         high = pair.ends(noise_multiplier, resolution.log_tail, math.inf)[1]
@@ -330,9 +326,8 @@ class PublicMixture(Round):
         for case, log_weight in self._both:
             scaled = resolution._replace(log_tail=min(resolution.log_tail - log_weight, -1.0))
             parts.append((case.discretize(noise_multiplier, step, scaled), math.exp(log_weight)))
-        indices = np.concatenate([part.index for part, _ in parts])
-        index, places = np.unique(indices, return_inverse=True)
-        mass = np.bincount(places, np.concatenate([weight * part.mass for part, weight in parts]))
+        losses = np.concatenate([part.losses for part, _ in parts])
+        masses = np.concatenate([weight * part.mass for part, weight in parts])
         infinite = sum(weight * part.infinite for part, weight in parts)
         reverse_infinite = sum(weight * part.reverse_infinite for part, weight in parts)
-        return LossDistribution(step, index, mass, infinite, reverse_infinite)
+        return distribution.from_atoms(step, losses, masses, infinite, reverse_infinite)

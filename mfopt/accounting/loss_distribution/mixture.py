@@ -302,8 +302,8 @@ class Mixture(Round):
         if lowest < finite[0] - step:
             lowest = -math.inf
         loss = np.concatenate([[lowest], np.maximum(finite, lowest), [math.inf]])
-        result = distribution.from_cells(step, loss, mass_p, mass_q)
-        return dataclasses.replace(result, infinite=result.infinite + mixture.missing)
+        mass_p[-1] += mixture.missing
+        return distribution.from_cells(step, loss, mass_p, mass_q)
 
     def discretize_below(
         self,

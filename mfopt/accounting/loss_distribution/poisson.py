@@ -68,21 +68,12 @@ class Rounds:
     @property
     def longest(self) -> float:
         """Largest norm of a column."""
-        return max(norm for _, norm in self.columns)
+        return self.columns[-1][1]
 
     @property
     def length(self) -> float:
         """Norm of all columns together: of a contribution of norm 1 in every round."""
-        return self.longest * math.sqrt(self._squares)
-
-    @property
-    def mean_norm(self) -> float:
-        """Root mean square norm of the columns."""
-        return self.longest * math.sqrt(self._squares / self.rounds)
-
-    @property
-    def _squares(self) -> float:
-        return sum(count * (norm / self.longest) ** 2 for count, norm in self.columns)
+        return math.sqrt(sum(count * norm**2 for count, norm in self.columns))
 
     def profile(self, noise_multiplier: float, accuracy: float = FINE) -> RoundsProfile:
         """The privacy profile at this σ, for C as stored."""
@@ -124,13 +115,11 @@ def independent(
         rule += "unit's participations do not overlap in C x"
         raise _check.reject("strategy", strategy.kind, rule, way_out)
     mixture = MIXTURES[type(scheme)](scheme, group_size, adjacency)
-    above, below = _columns(strategy, n, groups)
+    rounds, attained = (Rounds(mixture, columns, True) for columns in _columns(strategy, n, groups))
     # only a group that has the longest columns throughout attains the account
-    attained = [count for count, _ in above] == [count for count, _ in below] and all(
-        low >= high * (1 - 3 * _ALIKE) for (_, high), (_, low) in zip(above, below, strict=True)
-    )
+    exact = attained.length >= rounds.length * (1 - 4 * _ALIKE)
     cut = isinstance(scheme, TruncatedPoisson) and scheme.full * scheme.kept > 0
-    return Rounds(mixture, above, attained and not cut)
+    return dataclasses.replace(rounds, exact=exact and not cut)
 
 
 def _poisson_batch(scheme: Any, group_size: int, adjacency: Adjacency) -> Round:
