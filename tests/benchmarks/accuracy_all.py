@@ -69,7 +69,7 @@ CELLS = [
     *(Cell(task, name, 2.0) for name in ("momentum", "adam") for task in ("softmax", "mlp")),
     Cell("cnn", "sgd", 2.0),
     *(Cell("least-squares", "sgd", epsilon) for epsilon in EPSILONS),
-    *(Cell(task, "adam", 8.0) for task in TEXTS),
+    *(Cell(task, "adam", epsilon) for epsilon in (8.0, 2.0) for task in TEXTS),
 ]
 TITLES = {
     "softmax": "Softmax regression",
@@ -239,7 +239,7 @@ def train(cell, output, folder, families, seeds):
                 for (schedule, reading), score in results.items()
             ],
         }
-        path.write_text(json.dumps(reports) + "\n")
+        path.write_text(json.dumps(reports, separators=(",", ":")) + "\n")
         print(cell.stem, mechanism.label, *(f"{s.mean:.4f}" for s in results.values()), flush=True)
 
 
@@ -396,9 +396,12 @@ def parser():
     words.add_argument("--out", type=Path, default=Path("artifacts/accuracy"))
     words.add_argument("--mechanisms", type=Path, default=Path("build/accuracy"), metavar="FOLDER")
     words.add_argument("--seeds", type=int, default=16)
-    words.add_argument("--cells", default="", help="Train cells whose name has these letters only.")
+    words.add_argument(
+        "--cells",
+        default="",
+        help="Train cells whose name has these letters only; 'none': summarize and plot.",
+    )
     words.add_argument("--families", help="Train these, separated by ';'. [default: all]")
-    words.add_argument("--no-training", action="store_true", help="Summarize and plot only.")
     return words
 
 
@@ -408,7 +411,7 @@ def main():
     options.mechanisms.mkdir(parents=True, exist_ok=True)
     families = options.families.split(";") if options.families else FAMILIES
     for cell in CELLS:
-        if options.cells in cell.stem and not options.no_training:
+        if options.cells in cell.stem:
             train(cell, options.out, options.mechanisms, families, options.seeds)
     rows = summary(options.out)
     with (options.out / "summary.csv").open("w", newline="") as file:
