@@ -499,6 +499,10 @@ REDUCED = {  # loss of scores and labels -> what it is; None where it depends on
     "its inverse": (lambda s, y: added(s, y) * (1 / max(1, len(y))), "mean"),
     "by keywords": (lambda s, y: torch.div(input=added(s, y), other=max(1, len(y))), "mean"),
     "over all entries": (lambda s, y: s.square().sum() / max(1, s.numel()), "mean"),
+    "a mean and a sum over the batch": (
+        lambda s, y: crossed(s, y) - added(s, y) / -max(1, len(y)),
+        "mean",
+    ),
     "two means": (lambda s, y: crossed(s, y) + s.square().mean(), "mean"),
     "weights by label": (lambda s, y: crossed(s, y, weight=torch.tensor([1.0, 2.0, 4.0])), None),
 }
@@ -520,6 +524,11 @@ def test_a_loss_is_what_it_was_declared_to_be(name, declared):
     said = f"loss_reduction.*it is a {actual} over examples" if actual else "mixes examples by"
     with pytest.raises(UsageError, match=said):
         steps()
+
+
+def test_a_mean_that_is_divided_by_the_batch_is_refused():
+    with pytest.raises(UsageError, match=r"loss_reduction.*their number enters each"):
+        LikeOpacus().steps(loss=lambda m, b: loss_of(m, b) / max(1, len(b[0])))
 
 
 # --- other wrong loops ---------------------------------------------------------------------------

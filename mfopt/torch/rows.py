@@ -50,15 +50,13 @@ class Reduction(NamedTuple):
         """What a loss of ``kinds`` is, in parts.
 
         What it was divided by tells that from the second number on: a mean is divided by the same
-        multiple of other units, and a sum over a fixed number is not.
+        multiple of other units, and a sum over a fixed number is not. Nor is a mean, once more.
         """
-        multiples = kinds - {"mean", "sum"}
+        multiples = {x for x in kinds if isinstance(x, int) and (x < 0 or self.declared == "sum")}
         if kinds and not multiples:
             self.divided.clear()
-        if self.declared == "mean":
-            return kinds
         before = {self.divided.setdefault(x, self.units) for x in multiples}
-        return kinds | {"mean"} if before - {self.units} else kinds
+        return kinds | {"mean", "sum"} if before - {self.units} else kinds
 
 
 class UnitRows(torch.Tensor):
@@ -73,7 +71,7 @@ class UnitRows(torch.Tensor):
         add up units; None of a loader's rows.
       kinds: in a probed pass what it is of units, "mean", "sum" or both in parts; nothing where
         that is not known. Of a sum that was divided by a multiple of the pass's units that
-        multiple: a mean, or a sum over a fixed number.
+        multiple: a mean, or a sum over a fixed number; the multiple below 0 of a divided mean.
     """
 
     units: tuple[int, ...] | None = None
@@ -266,7 +264,7 @@ def _name_units(name: str, operation: _Operation, results: list[UnitRows]) -> No
             is_partial = "mean" in kinds and total and len(units) % total
             fault = name if is_partial or "mixed" in kinds else ""
         elif total and (times := _multiple(name, operation, total)):
-            kinds = frozenset([times])
+            kinds = frozenset([-times if "mean" in kinds else times])
     for x, of_rows in zip(results, each, strict=False):
         is_whole = of_rows is not None and x.ndim and len(x) == len(of_rows) and not fault
         x.units, x.is_probed = tuple(of_rows) if is_whole else None, is_probed
@@ -288,7 +286,7 @@ def _multiple(name: str, operation: _Operation, count: int) -> int:
         number = float(torch.as_tensor(divisor).detach())
         times = (1 / number if "mul" in name else number) / count
         if ("mul" in name or "div" in name) and abs(times - round(times)) * count < _TOLERANCE:
-            return round(times)
+            return abs(round(times))
     return 0
 
 
@@ -323,7 +321,7 @@ def _mixes(operation: _Operation, source: UnitRows, total: int, *, of_gradients:
                 x[order[other]] = x[order[row]]
             elif x.is_floating_point():
                 # rows along another axis may be compared, each with its own
-                is_moved = total and any(size % total == 0 for size in x.shape)
+                is_moved = total and 0 in [size % total for size in x.shape]
                 x *= 1 + (row - other) * (0.5 if is_moved else 1e3 * torch.randn_like(x))
             return x
 

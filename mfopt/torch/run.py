@@ -160,8 +160,6 @@ class PrivateRun:
         self._module = torch.nn.Module()  # of the last pass
         self._probes = 0  # steps whose first pass was probed
         self._modes: tuple[bool, ...] = ()  # of the layers in the last pass, whether they train
-        # drops what was summed of a step that was not released
-        self.forget: Callable[[], None] = self._drop
 
     def __setattr__(self, name: str, value: object) -> None:
         (set_once if name in _FIXED else object.__setattr__)(self, name, value)
@@ -414,18 +412,19 @@ class PrivateRun:
 
         optimizer.register_load_state_dict_pre_hook(before_load)
         optimizer.register_load_state_dict_post_hook(lambda _: self._restore(*loaded))
-        self.forget = zero_grad
+        # drops what was summed of a step that was not released
+        self.forget: Callable[[], None] = zero_grad
 
     def collect(self) -> None:
         """Add the gradients of the pass over a batch whose outputs have some by now."""
-        passes = [x for x in self.passes if any(y.grad is not None for y in x[0])]
+        passes = [add for outputs, add in self.passes if any(y.grad is not None for y in outputs)]
         self.passes.clear()
         # a loss of two passes could let the one decide what counts of the other
         if len(passes) > 1:
             rule = "an example would be in the sum once for each of them"
             way_out = "Call module and backward() once for each batch, then step()."
             raise _check.reject("backward", f"of {len(passes)} passes", rule, way_out)
-        for _, add in passes:
+        for add in passes:
             add()
 
     def take(self, units: tuple[int, ...]) -> None:
