@@ -43,7 +43,6 @@ from mfopt.accounting.monte_carlo.likelihood import Drawn, SharedGaussianCompone
 from mfopt.accounting.monte_carlo.pattern_frozen import PatternLikelihood, squares
 
 _ONE_LENGTH = 1e-9  # relative, of squared norms that count as equal
-_SOLVES = 200  # of the search for the best a: any a is valid
 COUPLING = 300.0  # largest overlap of two assignments, in noise units; float64 loses T beyond
 
 
@@ -308,30 +307,15 @@ def shared(patterns: Patterns) -> SharedGaussianComponent | None:
 
 
 def toward(columns: np.ndarray, bins: int) -> np.ndarray:
-    """û up to its length: C⁻ᵀJa for the best a of an epoch, by conjugate gradients on D."""
+    """û up to its length: C⁻ᵀJa for the best a of an epoch."""
     bands, n = columns.shape
-    epochs = n // bins
     if not np.all(columns[0] > 0):  # no inverse
         return np.zeros(n)
-    lower = columns / np.max(columns)
-    upper = np.zeros_like(lower)  # Cᵀ, as SciPy stores it
+    upper = np.zeros_like(columns)  # Cᵀ, as SciPy stores it
     for d in range(bands):
-        upper[bands - 1 - d, d:] = lower[d, : n - d]
-
-    def solved(reach: tuple[int, int], band: np.ndarray, right: np.ndarray) -> np.ndarray:
-        # what is no number leaves no û, and is seen by whoever asked
-        return np.asarray(scipy.linalg.solve_banded(reach, band, right, check_finite=False))
-
-    def from_epochs(a: np.ndarray) -> np.ndarray:
-        """C⁻ᵀJa"""
-        return solved((0, bands - 1), upper, np.repeat(a, bins))
-
-    def times(a: np.ndarray) -> np.ndarray:
-        """Da"""
-        back = solved((bands - 1, 0), lower, from_epochs(np.ravel(a)))
-        return np.asarray(back.reshape(epochs, bins).sum(axis=1))
-
-    d = scipy.sparse.linalg.LinearOperator((epochs, epochs), matvec=times, dtype=np.float64)
+        upper[bands - 1 - d, d:] = columns[d, : n - d] / np.max(columns)
+    epochs = np.repeat(np.eye(n // bins), bins, axis=0)  # J
+    # what is no number leaves no û, and is seen by whoever asked
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        best, _ = scipy.sparse.linalg.cg(d, np.ones(epochs), rtol=1e-10, maxiter=_SOLVES)
-        return from_epochs(best)
+        each = scipy.linalg.solve_banded((0, bands - 1), upper, epochs, check_finite=False)
+        return np.asarray(each @ np.linalg.solve(each.T @ each, np.ones(n // bins)))
