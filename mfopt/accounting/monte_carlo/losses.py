@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -66,13 +66,9 @@ class LikelihoodLoss(SampledLoss):
     def start(self, epsilon: float, delta: float) -> float:
         return guess_noise_multiplier(self.sensitivity, self.likelihood.bins, epsilon, delta)
 
-    @functools.cached_property
-    def _known(self) -> Callable[[float, bool], tuple[Likelihood, Ceilings]]:
-        # a search asks many questions at few σ
-        return functools.lru_cache(maxsize=8)(self._at)
-
+    @functools.lru_cache(maxsize=8)  # noqa: B019 - a search asks many questions at few σ
     @wide
-    def _at(self, noise_multiplier: float, split: bool) -> tuple[Likelihood, Ceilings]:
+    def _known(self, noise_multiplier: float, split: bool) -> tuple[Likelihood, Ceilings]:
         scaled = self.likelihood.scaled(noise_multiplier)
         if not split:
             return scaled, self.ceilings(scaled, 0.0)
@@ -126,11 +122,8 @@ class LikelihoodLoss(SampledLoss):
         loss = self._mean_loss(point.noise_multiplier, isinstance(paid.payoff, GaussianPayoff))
         return importance.central_tilt(ceilings, paid, loss)
 
-    @functools.cached_property
-    def _mean_loss(self) -> Callable[[float, bool], float]:
-        return functools.lru_cache(maxsize=8)(self._estimated_loss)
-
-    def _estimated_loss(self, noise_multiplier: float, split: bool) -> float:
+    @functools.lru_cache(maxsize=8)  # noqa: B019 - as above
+    def _mean_loss(self, noise_multiplier: float, split: bool) -> float:
         """E_Q Y, about; of the residual beside the shared component where it is split off."""
         likelihood, ceilings = self._known(noise_multiplier, split)
         point = Point(noise_multiplier, 0.0)
