@@ -379,20 +379,28 @@ class OneUnit(LossModel):
         blur = _BLUR * self.loss.sensitivity / noise_multiplier
         point = self._at("remove", noise_multiplier, epsilon + blur)
         tilt = self._known_tilt("remove", point) or self.loss.least("remove", point)
-        size = max(trial.samples // _PILOT, 1)
-        pilot = self.loss.pilot(tilt, point, size, chunked.subkey(trial.key, 1))
+        size, key = max(trial.samples // _PILOT, 1), chunked.subkey(trial.key, 1)
+        pilot = self.loss.pilot(tilt, point, size, key)
+        # from below no ceiling counts: a higher order, whose values spread less, is better
+        while (order := pilot.tilt.next_order) is not None:
+            tilt = self.loss.at(pilot.tilt._replace(order=order), point)
+            higher = self.loss.pilot(tilt, point, size, key)
+            if not higher.deviation < pilot.deviation:
+                break
+            pilot = higher
 
         def suffice(samples: int) -> bool:
-            spread = pilot.deviation * math.hypot(1 / math.sqrt(samples), 1 / math.sqrt(size))
+            spread = pilot.deviation * math.hypot(samples**-0.5, size**-0.5)
             below = pilot.log_below(pilot, samples, trial.beta)
             return spread < 1 and below + math.log1p(-spread) > enough
 
         samples = trial.samples
         if not suffice(samples):
             return -math.inf
-        while enough > -math.inf and samples > size and suffice(samples // 2):
+        # twice what should suffice: another try costs more
+        while enough > -math.inf and samples > size and suffice(samples // 4):
             samples //= 2
-        drawn = self.loss.pilot(tilt, point, samples, chunked.subkey(trial.key, 2))
+        drawn = self.loss.pilot(pilot.tilt, point, samples, chunked.subkey(trial.key, 2))
         return drawn.log_below(pilot, drawn.samples, trial.beta)
 
     def free_bounds(self) -> Sequence[FreeBound]:
