@@ -89,11 +89,9 @@ def test_separation_of_one_is_poisson_sampling():
 def test_ceiling_of_a_mean_is_no_less_than_the_largest_of_all_patterns(case, order):
     cell, rng = enumerated_cell(*case), np.random.default_rng(2)
     picks, chances = cell.patterns
-    scheme, gram = cell.scheme, cell.loss.likelihood.gram
-    for tilt in (np.zeros(scheme.iterations), rng.normal(0, 0.3, scheme.iterations)):
-        actual, cost = separated_ceilings.prices(
-            gram, scheme.separation, scheme.probability, order, tilt
-        )
+    steps = cell.scheme.iterations
+    for tilt in (np.zeros(steps), rng.normal(0, 0.3, steps)):
+        actual, cost = separated_ceilings.prices(cell.loss.likelihood, order, tilt)
         overlaps = order * cell.modes @ cell.modes.T + (picks @ tilt)[:, None]
         means = logsumexp(overlaps, axis=0, b=chances[:, None]) - picks @ cost
         assert actual >= np.max(means) - 1e-9
@@ -108,9 +106,7 @@ def test_ceiling_of_a_mean_holds_for_participations_at_the_least_distance(scheme
     """They are the worst: without the bound of what they add to each other it is below the mean."""
     likelihood = BMinSepLaw(scheme).loss(BandedToeplitz([1.0, rest])).likelihood
     scaled, steps = likelihood.scaled(2.0), np.arange(0, scheme.iterations, scheme.separation)
-    log_mean, cost = separated_ceilings.prices(
-        scaled.gram, scheme.separation, scheme.probability, order, np.zeros(scheme.iterations)
-    )
+    log_mean, cost = separated_ceilings.prices(scaled, order, np.zeros(scheme.iterations))
     overlaps = scaled.products(jnp.zeros((1, likelihood.blocks), int))
     mean = scaled.passed(order * overlaps)[1][0] - cost[steps].sum()
     assert log_mean - 0.12 * order <= mean <= log_mean + 1e-9

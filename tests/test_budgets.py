@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 NODES = {
     "mfopt": 10_840,
     "mfopt/_runtime": 7_980,
-    "mfopt/accounting": 108_835,
+    "mfopt/accounting": 108_810,
     "mfopt/calibration": 310,
     "mfopt/experiments": 16_565,
     "mfopt/factorization": 4_370,
@@ -33,7 +33,7 @@ NODES = {
     "mfopt/torch": 18_185,
     "mfopt/training": 59_995,
     "cli": 27_435,
-    "tests": 289_825,
+    "tests": 289_943,
 }
 PUBLIC_NAMES = 1094  # functions and classes of mfopt and cli
 WIDE_FUNCTIONS = 14  # with more than 6 parameters
@@ -41,7 +41,7 @@ WIDE_FUNCTIONS = 14  # with more than 6 parameters
 MAIN_JOB = {
     "files": 59,
     "functions": 476,
-    "lines": 3_053,  # that can run, of the functions that do
+    "lines": 3_054,  # that can run, of the functions that do
     "classes": 45,
     "two-way pairs": 16,  # of files that call each other
     "frames": 25,

@@ -19,7 +19,7 @@ from scipy.special import logsumexp
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo import chunked, importance
 from mfopt.accounting.monte_carlo.count_mixture import CountPair
-from mfopt.accounting.monte_carlo.evidence import Point, Tilt, Trial
+from mfopt.accounting.monte_carlo.evidence import HINGE, Point, Tilt, Trial
 from mfopt.accounting.monte_carlo.group import CountLoss
 from mfopt.accounting.monte_carlo.likelihood import Drawn
 from mfopt.accounting.monte_carlo.protocol import law
@@ -181,6 +181,14 @@ def test_draws_have_the_moments_of_all_patterns_and_ceilings_hold(cell):
     weighted = chances[:, None] * pairs * chances
     moments = {1: np.sum(weighted), 2: np.sum(weighted * ((pairs * chances) @ pairs))}
     noise = scaled.noise(jax.random.normal(jax.random.key(3), (size, scaled.dimension)))
+    if ceilings.lengths:  # of the shift: (5') of the module, with the mean as it is
+        log_mean = logsumexp(0.35 * squares, b=chances)
+        tilt = importance.tilt("shift", 0.7, ceilings, Point(1.0, 0.0))
+        assert tilt.log_ceiling == pytest.approx(1.7 * log_mean + HINGE.log_peak(0.7))
+        exponents = noise + jnp.asarray(modes[:1] @ entries)
+        proposal = scaled.log_ratio(exponents + tilt.detail[0] / 1.7, 1.7) - log_mean
+        slack = 1.7 * log_mean + proposal - 1.7 * scaled.log_ratio(exponents)
+        assert 0 <= np.min(slack) < 0.5
     draw = jax.jit(scaled.draw)
     for kind in ceilings.chains:
         largest = 0.0

@@ -30,9 +30,8 @@ class BMinSepLoss(PatternLoss):
 
     def remove_tilts(self, ceilings: Ceilings, point: Point) -> Sequence[Tilt]:
         scaled = self.likelihood.scaled(point.noise_multiplier)
-        near = importance.remove_tilts(self.estimated(scaled).without(ceilings.common), point)
         tilts = []
-        for estimated in near:
+        for estimated in importance.remove_tilts(self.estimated(scaled), point):
             tilt = importance.tilt(estimated.kind, estimated.order, ceilings, point)
             # estimates say too little of high orders: lower ones, while the proven ceiling falls
             while tilt.kind == "chain" and tilt.order > 1:

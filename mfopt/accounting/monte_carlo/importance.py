@@ -37,6 +37,14 @@ over Q is R = E_k e^((1+s) <m_k, X> − (1+s)² |m_k|²/2), and by the mean of p
 g = max_k |m_k|², so f = (e^Y/R) δ₂(ε − Y) <= e^(s(1+s) g/2 − sε) sup_t e^(st) δ₂(t). It serves
 where little is amplified and a whole order is too coarse; s = 0 is plain sampling from P.
 
+Where patterns can be drawn with the further factor e^(s|m_k|²/2), whose mean over the law is N, R =
+E_k e^((1+s) <m_k, X> − (1+s+s²) |m_k|²/2)/N, and by Hölder's inequality with 1 + s and (1+s)/s
+
+    e^Y = E_k e^(<m_k, X> − (1+s+s²)/(1+s) |m_k|²/2) · e^(s²/(1+s) |m_k|²/2)
+        <= (N R)^(1/(1+s)) N^(s/(1+s)),      f <= N^(1+s) e^(−sε) sup_t e^(st) δ₂(t):           (5')
+
+of a long pattern of probability p, which rules δ at large ε, N^(1+s) has p^(1+s).
+
 "mean", add. By Jensen Y >= <m̄, X> − ḡ/2 with the mean mode m̄ = E_k m_k and ḡ = E_k |m_k|²; so with
 X ~ N(−t m̄, I), t >= 0, and ρ = |m̄|² the value f = e^(t <m̄, X> + t²ρ/2) δ₂(ε + Y) has mean H(Q, P)
 and
@@ -85,7 +93,7 @@ POINTS = 8
 _SMOOTH_POINTS = 2
 _RISING = 3  # orders of higher ceilings after which none is lower
 _WIDTH = 1e-3  # of the bracket of log order: a ceiling is flat about its least
-_ORDERS, _COARSE_WIDTH = (math.log(1e-3), math.log(1e4)), 1e-2  # of log t that are tried
+_ORDERS = math.log(1e-3), math.log(1e4)  # of log t that are tried
 _FAR = 20.0  # log: what is this far above the usual ceiling does not occur in an estimate
 _CEILING = operator.attrgetter("log_ceiling")  # of a tilt
 _SHIFT_WORTH = 3.0  # log: a proposal is tried where its ceiling is at most so far above another's
@@ -107,6 +115,9 @@ def tilt(kind: str, order: float, ceilings: Ceilings, point: Point) -> Tilt:
     if kind in ceilings.chains:
         order = int(order)
         log_largest, detail = ceilings.chain(kind, order)
+    elif kind == "shift" and ceilings.lengths is not None:
+        log_mean, by = ceilings.lengths(order)
+        log_largest, detail = (1 + order) * log_mean, (by, log_mean)
     elif kind == "shift":
         log_largest = order * (1 + order) * ceilings.largest_square / 2
     else:
@@ -126,14 +137,13 @@ def remove_tilts(ceilings: Ceilings, point: Point) -> list[Tilt]:
             break
     assert chain is not None
 
-    def log_ceiling(log_order: float) -> float:
-        return tilt("shift", math.exp(log_order), ceilings, point).log_ceiling
-
-    # without log_peak the least is at (1+2s)g/2 = ε: the search is around it
-    log_guess = math.log(max(point.epsilon / ceilings.largest_square, 1e-3))
-    shift_at = solve.lowest(log_ceiling, min(log_guess, -7.0) - 5, log_guess + 5, width=_WIDTH)
-    shifts = [tilt("shift", order, ceilings, point) for order in (math.exp(shift_at), 0.0)]
-    tilts = sorted((chain, min(shifts, key=_CEILING)), key=_CEILING)
+    # without log_peak the least is at (1+2s)g/2 = ε
+    ends = -12.0, math.log(max(point.epsilon / ceilings.largest_square, 1e-3)) + 5
+    # by Jensen's inequality no ceiling is less than with patterns of the mean square
+    alike = dataclasses.replace(ceilings, largest_square=ceilings.mean_square, lengths=None)
+    if _lowest("shift", alike, point, *ends).log_ceiling > chain.log_ceiling + _SHIFT_WORTH:
+        return [chain]
+    tilts = sorted((chain, _lowest("shift", ceilings, point, *ends)), key=_CEILING)
     return [
         candidate
         for candidate in tilts
@@ -158,11 +168,17 @@ def mean_tilt(ceilings: Ceilings, point: Point) -> Tilt:
       ceilings, point: at the point's σ, and σ, ε and payoff.
     """
 
-    def log_ceiling(log_order: float) -> float:
-        return tilt("mean", math.exp(log_order), ceilings, point).log_ceiling
+    return _lowest("mean", ceilings, point, *_ORDERS)
 
-    best = math.exp(solve.lowest(log_ceiling, *_ORDERS, width=_COARSE_WIDTH))
-    return min([tilt("mean", t, ceilings, point) for t in (0.0, best)], key=_CEILING)
+
+def _lowest(kind: str, ceilings: Ceilings, point: Point, low: float, high: float) -> Tilt:
+    """The proposal of least ceiling of a kind, by log of its order between these ends."""
+
+    def log_ceiling(log_order: float) -> float:
+        return tilt(kind, math.exp(log_order), ceilings, point).log_ceiling
+
+    at = solve.lowest(log_ceiling, low, high, width=_WIDTH)
+    return tilt(kind, math.exp(at), ceilings, point)
 
 
 def central_tilt(ceilings: Ceilings, point: Point, loss: float) -> Tilt:
@@ -217,12 +233,19 @@ def total(
     return chunked.total(kernel, key, samples, work, likelihood, question, tilt.detail)
 
 
+def _drawn(
+    key: jax.Array, size: int, likelihood: Likelihood, order: jax.Array, by: PyTree
+) -> tuple[jax.Array, jax.Array, Drawn]:
+    """A key for points, <m, z> of white noise z, and patterns."""
+    *draw_keys, noise_key, point_key = jax.random.split(key, 4)
+    noise = likelihood.noise(jax.random.normal(noise_key, (size, likelihood.dimension)))
+    return point_key, noise, likelihood.draw(jnp.stack(draw_keys), noise, order, by)
+
+
 def _chain(
     key: jax.Array, size: int, likelihood: Likelihood, question: Asked, detail: PyTree
 ) -> Sums:
-    *draw_keys, noise_key, point_key = jax.random.split(key, 4)
-    noise = likelihood.noise(jax.random.normal(noise_key, (size, likelihood.dimension)))
-    drawn = likelihood.draw(jnp.stack(draw_keys), noise, question.order, detail)
+    point_key, noise, drawn = _drawn(key, size, likelihood, question.order, detail)
 
     def evaluate(exponents: jax.Array) -> tuple[jax.Array, PyTree]:
         loss = likelihood.log_ratio(exponents)
@@ -233,14 +256,17 @@ def _chain(
     return sums(on_points(point_key, evaluate, noise, 1.0, drawn, question.points)[0])
 
 
-def _shift(key: jax.Array, size: int, likelihood: Likelihood, question: Asked, _: None) -> Sums:
-    *draw_keys, noise_key, point_key = jax.random.split(key, 4)
-    noise = likelihood.noise(jax.random.normal(noise_key, (size, likelihood.dimension)))
-    drawn = likelihood.draw(jnp.stack(draw_keys), noise, jnp.zeros(()), None)
+def _shift(
+    key: jax.Array, size: int, likelihood: Likelihood, question: Asked, lengths: PyTree
+) -> Sums:
+    by, log_mean = lengths or (None, 0.0)
+    point_key, noise, drawn = _drawn(key, size, likelihood, jnp.zeros(()), by)
     far = 1 + question.order
+    added = 0.0 if by is None else by[0] / far  # to exponents: what a pattern's factor is
 
     def evaluate(exponents: jax.Array) -> tuple[jax.Array, PyTree]:
-        loss, proposal = likelihood.log_ratio(exponents), likelihood.log_ratio(exponents, far)
+        loss = likelihood.log_ratio(exponents)
+        proposal = likelihood.log_ratio(exponents + added, far) - log_mean
         paid = question.payoff.log_value(question.epsilon - loss)
         return loss - proposal + paid - question.log_ceiling, ()
 

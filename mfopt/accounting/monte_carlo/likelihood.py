@@ -178,6 +178,9 @@ class Ceilings:
       largest_square: max_k |m_k|².
       mean_square, square_of_mean: ḡ = E_k |m_k|² and ρ = |m̄|².
       common: c, which all <m_k, m_l> are less by.
+      lengths: s -> (log E_k e^(s|m_k|²/2), what :meth:`Likelihood.draw` takes to draw the first
+        pattern with that factor), of the patterns as they are, ``common`` included; None where no
+        more is known than the longest of them.
     """
 
     chains: Mapping[str, PatternChain]
@@ -185,15 +188,18 @@ class Ceilings:
     mean_square: float
     square_of_mean: float
     common: float = 0.0
+    lengths: Callable[[float], tuple[float, PyTree]] | None = dataclasses.field(
+        default=None, kw_only=True
+    )
 
     def without(self, common: float) -> Ceilings:
         """Ceilings of what is left of the patterns beside a shared component of square c."""
-        return Ceilings(
-            self.chains,
-            self.largest_square - common,
-            self.mean_square - common,
-            self.square_of_mean - common,
-            self.common + common,
+        return dataclasses.replace(
+            self,
+            largest_square=self.largest_square - common,
+            mean_square=self.mean_square - common,
+            square_of_mean=self.square_of_mean - common,
+            common=self.common + common,
         )
 
     def chain(self, kind: str, order: int) -> tuple[float, PyTree]:

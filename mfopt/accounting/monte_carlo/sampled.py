@@ -384,10 +384,9 @@ class OneUnit(LossModel):
         # from below no ceiling counts: a higher order, whose values spread less, is better
         while (order := pilot.tilt.next_order) is not None:
             tilt = self.loss.at(pilot.tilt._replace(order=order), point)
-            higher = self.loss.pilot(tilt, point, size, key)
-            if not higher.deviation < pilot.deviation:
+            if not (other := self.loss.pilot(tilt, point, size, key)).deviation < pilot.deviation:
                 break
-            pilot = higher
+            pilot = other
 
         def suffice(samples: int) -> bool:
             spread = pilot.deviation * math.hypot(samples**-0.5, size**-0.5)

@@ -56,6 +56,7 @@ from __future__ import annotations
 import collections
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -63,7 +64,7 @@ import scipy
 
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.monte_carlo.evidence import MAX_ORDER
-from mfopt.accounting.monte_carlo.likelihood import Ceilings, PatternChain, require_range, summed
+from mfopt.accounting.monte_carlo.likelihood import Ceilings, PatternChain, require_range
 from mfopt.accounting.monte_carlo.pattern_frozen import squares
 from mfopt.accounting.monte_carlo.separated import LONGEST, Separated
 
@@ -87,8 +88,8 @@ class _Renewal(NamedTuple):
     free: np.ndarray
 
 
-def _renewal(tilt: np.ndarray, size: int, probability: float) -> _Renewal:
-    n = len(tilt)
+def _renewal(pattern: Separated, tilt: np.ndarray) -> _Renewal:
+    n, size, probability = len(tilt), pattern.separation, pattern.probability
     logs, waiting, taking = np.zeros(n + size), math.log1p(-probability), math.log(probability)
     for t in range(n - 1, -1, -1):
         logs[t] = np.logaddexp(waiting + logs[t + 1], taking + tilt[t] + logs[t + size])
@@ -131,6 +132,31 @@ def _added(overlaps: np.ndarray, size: int, limit: float) -> float:
     return float(following[0])
 
 
+def _of(
+    pattern: Separated, priced: Callable[[int, np.ndarray], tuple[float, np.ndarray]]
+) -> Ceilings:
+    """Ceilings by (log E ψ_l, c_l) of each l and a_l. Columns of a unit do not overlap."""
+
+    @functools.cache
+    def chain(order: int) -> tuple[float, np.ndarray]:
+        tilts, total = np.zeros((MAX_ORDER + 1, pattern.dimension)), 0.0
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
+            for l in range(order, 0, -1):
+                log_mean, cost = priced(l, tilts[l])
+                total += log_mean
+                tilts[l - 1] = tilts[l] + cost / l
+            total += _renewal(pattern, tilts[0]).log_mean
+        # beyond float64 nothing is known
+        return (total, tilts) if math.isfinite(total) else (math.inf, np.zeros_like(tilts))
+
+    def lengths(order: float) -> tuple[float, np.ndarray]:
+        tilt = order * np.asarray(pattern.gram)[0] / 2
+        return _renewal(pattern, tilt).log_mean, tilt[None]
+
+    of_squares = map(float, squares(pattern)[:3])
+    return Ceilings({"chain": PatternChain(chain, MAX_ORDER)}, *of_squares, lengths=lengths)
+
+
 @float64
 def ceilings(pattern: Separated) -> Ceilings:
     """The ceilings in noise units.
@@ -138,45 +164,21 @@ def ceilings(pattern: Separated) -> Ceilings:
     Raises:
       FailureError: contributions of a unit are longer than the likelihood is known for.
     """
-    of_squares = [float(square) for square in squares(pattern)[:3]]
-    require_range("the contribution of a unit has a squared norm of", of_squares[0], LONGEST)
-
-    @functools.cache
-    def chain(order: int) -> tuple[float, np.ndarray]:
-        gram = np.asarray(pattern.gram)
-        tilts, total = np.zeros((MAX_ORDER + 1, pattern.dimension)), 0.0
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
-            for l in range(order, 0, -1):
-                log_mean, cost = prices(gram, pattern.separation, pattern.probability, l, tilts[l])
-                total += log_mean
-                tilts[l - 1] = tilts[l] + cost / l
-            total += _renewal(tilts[0], pattern.separation, pattern.probability).log_mean
-        # beyond float64 nothing is known
-        return (total, tilts) if math.isfinite(total) else (math.inf, np.zeros_like(tilts))
-
-    return Ceilings({"chain": PatternChain(chain, MAX_ORDER)}, *of_squares)
+    known = _of(pattern, functools.partial(prices, pattern))
+    require_range("the contribution of a unit has a squared norm of", known.largest_square, LONGEST)
+    return known
 
 
 @float64
 def estimated(pattern: Separated) -> Ceilings:
     """The same with tilts and ceilings to first order, which prove nothing: for estimates."""
-    gram = np.asarray(pattern.gram)
+    gram, law = np.asarray(pattern.gram), np.full(pattern.dimension, 1 / pattern.bins)
 
     @functools.cache
     def cost(l: int) -> np.ndarray:
-        with np.errstate(over="ignore"):
-            raised = np.expm1(l * gram)
-        return _COST * firsts(raised, np.ones(pattern.dimension)) / pattern.bins
+        return _COST * firsts(np.expm1(l * gram), law)
 
-    log_product = summed(lambda l: float(np.sum(cost(l)) / pattern.bins))
-
-    def chain(order: int) -> tuple[float, np.ndarray]:
-        tilts = np.zeros((MAX_ORDER + 1, pattern.dimension))
-        for l in range(order, 0, -1):
-            tilts[l - 1] = tilts[l] + cost(l) / l
-        return log_product(order)[0], tilts
-
-    return Ceilings({"chain": PatternChain(chain, MAX_ORDER)}, *map(float, squares(pattern)[:3]))
+    return _of(pattern, lambda l, tilt: (float(tilt @ law), cost(l)))
 
 
 def firsts(raised: np.ndarray, law: np.ndarray) -> np.ndarray:
@@ -188,18 +190,16 @@ def firsts(raised: np.ndarray, law: np.ndarray) -> np.ndarray:
     return total
 
 
-def prices(
-    gram: np.ndarray, separation: int, probability: float, order: int, tilt: np.ndarray
-) -> tuple[float, np.ndarray]:
+def prices(pattern: Separated, order: int, tilt: np.ndarray) -> tuple[float, np.ndarray]:
     """(log E ψ_l, c_l) with J_l <= E ψ_l, see (2) of the module.
 
     Args:
-      gram: overlaps in noise units, shape (bands, n), bands <= S: [d, j] = <c_j, c_{j+d}>.
-      separation, probability, order: S, p and l.
+      pattern: in noise units, with at most S bands.
+      order: l.
       tilt: a_l, shape (n,).
     """
-    size, (bands, n) = separation, gram.shape
-    unit, reach = _renewal(tilt, size, probability), bands - 1
+    size, gram = pattern.separation, np.asarray(pattern.gram)
+    unit, (bands, n), reach = _renewal(pattern, tilt), gram.shape, len(gram) - 1
     law, excess = unit.chances * unit.free, np.pad(_excess(unit, size), (0, 2 * bands))
     limit = float(np.max(excess)) or 1.0
     raised = np.expm1(order * gram)
