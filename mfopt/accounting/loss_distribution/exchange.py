@@ -73,8 +73,11 @@ class Pair:
     without: float
 
     def _likely(self, log_tail: float) -> Pair:
-        """Without the least likely counts, of total probability at most e^log_tail."""
-        return dataclasses.replace(self, counts=self.counts.cut(log_tail))
+        """Without the least likely counts, of total probability at most e^log_tail, unless those
+        are all that move a round.
+        """
+        counts = self.counts.cut(log_tail)
+        return self if counts.trivial else dataclasses.replace(self, counts=counts)
 
     @functools.cached_property
     def sides(self) -> tuple[Mixture, Mixture]:
