@@ -186,3 +186,9 @@ def test_where_there_is_little_in_common_or_it_cannot_be_solved_for_nothing_is_s
     if component is not None:
         products = component.toward @ all_patterns(steep.materialize(12), FreshBins(4, 3))
         np.testing.assert_allclose(products, component.length, rtol=1e-9)
+
+
+def test_the_best_component_is_found_where_the_inverse_grows():
+    """D is singular to rounding. Conjugate gradients reach the same."""
+    doubling = FreshBinsLaw(FreshBins(2, 16)).exact(BandedToeplitz([1.0, 2.0]))
+    assert pattern.shared(doubling).length ** 2 == pytest.approx(62.527866, rel=1e-6)

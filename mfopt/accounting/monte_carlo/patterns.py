@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -317,5 +318,8 @@ def toward(columns: np.ndarray, bins: int) -> np.ndarray:
     epochs = np.repeat(np.eye(n // bins), bins, axis=0)  # J
     # what is no number leaves no û, and is seen by whoever asked
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        each = scipy.linalg.solve_banded((0, bands - 1), upper, epochs, check_finite=False)
-        return np.asarray(each @ np.linalg.solve(each.T @ each, np.ones(n // bins)))
+        solved = partial(scipy.linalg.solve_banded, (0, bands - 1), upper, check_finite=False)
+        # D itself may be singular to rounding, and sums of C⁻ᵀJ lose digits
+        triangle = np.linalg.qr(solved(epochs), mode="r"), False
+        best = scipy.linalg.cho_solve(triangle, np.ones(n // bins), check_finite=False)
+        return np.asarray(solved(epochs @ best))
