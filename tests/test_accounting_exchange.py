@@ -142,6 +142,13 @@ def test_certain_participation_is_a_gaussian_release():
         assert exact - 1e-9 <= log_delta <= exact + 1e-3
 
 
+def test_losses_that_floats_do_not_resolve_have_a_bound():
+    mechanism = Mechanism(FixedBatch(2, 8, 4), adjacency="zero-out")
+    # of a Gaussian release that moves by 2/4: a quarter of the unit in each of four rounds
+    attained = math.exp(gaussian.log_delta(0.5e-18, 0.0))
+    assert account(mechanism, noise_multiplier=1e18, epsilon=0.0).delta > attained
+
+
 def test_many_units_are_many_whose_least_likely_counts_are_left_out():
     mechanism = Mechanism(FixedBatch(2000, 10_000, 4), group_size=500, adjacency="zero-out")
     answer = account(mechanism, noise_multiplier=400.0, delta=1e-5)

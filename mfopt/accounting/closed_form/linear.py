@@ -29,7 +29,9 @@ _ROUNDING = 1e-12  # of s and r, relative
 _FAINTEST = 1e-140  # of r: what squares of it lose below the smallest float is less
 _MILLS = 1e-12  # of 1 - t R(t)
 _TIGHT = 1e-4  # of log δ, between bounds that need no others
-_RESOLVED = 1e-12  # of s, for each round
+# Of s, for each round: rounding errors of losses, 1e-16 each, are small against it. Of less, grids
+# may lose more than their error bounds show, and their bounds are not used.
+RESOLVED = 1e-12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,13 +70,6 @@ class NearlyLinear:
     def tight(self, epsilon: float) -> bool:
         """True if the upper and the lower bound of log δ(ε) agree to the tolerance."""
         return self.log_delta(epsilon) - self.log_delta_below(epsilon) < _TIGHT
-
-    def resolved(self, rounds: int) -> bool:
-        """True if rounding errors of ``rounds`` losses, 1e-16 each, are small against s, or s is
-        unknown. If False, grids may lose more than their error bounds show, and their bounds are
-        not used.
-        """
-        return self.deviation >= _RESOLVED * rounds
 
     def epsilon(self, log_delta: float) -> float:
         """An ε in [0, 1] whose δ is at most that, close to the smallest; ∞ where none is known."""

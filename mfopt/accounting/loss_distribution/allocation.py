@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 from mfopt._runtime import _check
 from mfopt.accounting import solve
 from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.closed_form.linear import NearlyLinear
+from mfopt.accounting.closed_form.linear import RESOLVED, NearlyLinear
 from mfopt.accounting.loss_distribution import Composition, LossDistribution, distribution
 from mfopt.accounting.loss_distribution.convolution import ComposedLosses
 from mfopt.accounting.loss_distribution.grid import near
@@ -64,7 +64,7 @@ class AllocationProfile(Profile):
         if epsilon > _LARGEST and direction is not None:
             return self._far(epsilon) if direction == "remove" else self._add_ceiling(epsilon)
         linear = self._linear.log_delta(epsilon)
-        if self._linear.tight(epsilon) or not self._linear.resolved(1):
+        if self._linear.tight(epsilon) or self._linear.deviation < RESOLVED:
             return linear
         if direction is None:
             remove = self.log_delta(epsilon, "remove")
@@ -103,7 +103,7 @@ class AllocationProfile(Profile):
         if epsilon > _LARGEST:  # what the other bins add can only raise the ratio
             return gaussian.log_delta(math.sqrt(self.gram), epsilon + math.log(self.bins)) - 1e-10
         lower = self._linear.log_delta_below(epsilon)
-        if self._linear.tight(epsilon) or not self._linear.resolved(1):
+        if self._linear.tight(epsilon) or self._linear.deviation < RESOLVED:
             return lower
         remove = self._log_bound(epsilon, "remove", below=True)
         add = self._log_bound(epsilon, "add", below=True)

@@ -17,7 +17,7 @@ import numpy as np
 from mfopt._runtime import _check
 from mfopt.accounting import solve
 from mfopt.accounting.closed_form import gaussian
-from mfopt.accounting.closed_form.linear import NearlyLinear
+from mfopt.accounting.closed_form.linear import RESOLVED, NearlyLinear
 from mfopt.accounting.loss_distribution.convolution import ComposedLosses, Composition
 from mfopt.accounting.loss_distribution.grid import Grid, Law, RepeatedRound
 from mfopt.accounting.loss_distribution.mixture import Resolution, Round
@@ -186,7 +186,9 @@ class RoundsProfile(Profile):
 
     @property
     def _resolved(self) -> bool:
-        return self._linear.resolved(sum(kind.rounds for kind in self._kinds))
+        # where the linear part is not known, it is at most what moves if draws are known
+        size = min(self._linear.deviation, self._largest_mu)
+        return size >= RESOLVED * sum(kind.rounds for kind in self._kinds)
 
     def _law(self, direction: str, log_delta: float) -> Law:
         return _law(self._kinds, self._log_tail(log_delta), direction == "add")
