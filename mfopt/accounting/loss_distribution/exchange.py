@@ -104,9 +104,9 @@ class Pair:
         last = np.argmax(ratio, axis=0)
         loss = np.maximum(np.take_along_axis(ratio, last[None], 0)[0], 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):  # of no unit
-            alone = (top + bottom) / 2 + loss / (top - bottom)
-        own = np.arange(len(top))[:, None] > last
-        return loss, np.where(own, np.maximum(alone, z), z)
+            crossings = (top + bottom) / 2 + loss / (top - bottom)
+        is_beyond = np.arange(len(top))[:, None] > last
+        return loss, np.where(is_beyond, np.maximum(crossings, z), z)
 
     def cells(self, borders: np.ndarray, sigma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """log α at the lower ends of cells between ``borders`` of t; their P- and Q-mass."""
@@ -114,10 +114,12 @@ class Pair:
         masses = []
         for side in self.sides:
             total = np.zeros(borders.size - 1)
-            for shift, log_weight, own in zip(
+            for shift, log_weight, thresholds_of_count in zip(
                 side.sensitivities / sigma, side.log_weights, thresholds, strict=True
             ):
-                within = distribution.normal_masses(np.append(own, math.inf) - shift)
+                within = distribution.normal_masses(
+                    np.append(thresholds_of_count, math.inf) - shift
+                )
                 total += math.exp(log_weight) * within
             masses.append(total)
         return loss, masses[0], masses[1]

@@ -116,8 +116,8 @@ def tilt(kind: str, order: float, ceilings: Ceilings, point: Point) -> Tilt:
         order = int(order)
         log_largest, detail = ceilings.chain(kind, order)
     elif kind == "shift" and ceilings.lengths is not None:
-        log_mean, by = ceilings.lengths(order)
-        log_largest, detail = (1 + order) * log_mean, (by, log_mean)
+        log_mean, plan = ceilings.lengths(order)
+        log_largest, detail = (1 + order) * log_mean, (plan, log_mean)
     elif kind == "shift":
         log_largest = order * (1 + order) * ceilings.largest_square / 2
     else:
@@ -234,12 +234,12 @@ def total(
 
 
 def _drawn(
-    key: jax.Array, size: int, likelihood: Likelihood, order: jax.Array, by: PyTree
+    key: jax.Array, size: int, likelihood: Likelihood, order: jax.Array, plan: PyTree
 ) -> tuple[jax.Array, jax.Array, Drawn]:
     """A key for points, <m, z> of white noise z, and patterns."""
     *draw_keys, noise_key, point_key = jax.random.split(key, 4)
     noise = likelihood.noise(jax.random.normal(noise_key, (size, likelihood.dimension)))
-    return point_key, noise, likelihood.draw(jnp.stack(draw_keys), noise, order, by)
+    return point_key, noise, likelihood.draw(jnp.stack(draw_keys), noise, order, plan)
 
 
 def _chain(
@@ -259,10 +259,10 @@ def _chain(
 def _shift(
     key: jax.Array, size: int, likelihood: Likelihood, question: Asked, lengths: PyTree
 ) -> Sums:
-    by, log_mean = lengths or (None, 0.0)
-    point_key, noise, drawn = _drawn(key, size, likelihood, jnp.zeros(()), by)
+    plan, log_mean = lengths or (None, 0.0)
+    point_key, noise, drawn = _drawn(key, size, likelihood, jnp.zeros(()), plan)
     far = 1 + question.order
-    added = 0.0 if by is None else by[0] / far  # to exponents: what a pattern's factor is
+    added = 0.0 if plan is None else plan[0] / far  # to exponents: what a pattern's factor is
 
     def evaluate(exponents: jax.Array) -> tuple[jax.Array, PyTree]:
         loss = likelihood.log_ratio(exponents)

@@ -99,20 +99,20 @@ class KeptBins(NamedTuple):
         products = jnp.mean(jnp.asarray(self.gram), axis=0) / self.sigma**2
         return products, jnp.mean(products)
 
-    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: PyTree) -> Drawn:
-        if by is not None:
-            return self._draw_clusters(keys, noise, order, by)
+    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, plan: PyTree) -> Drawn:
+        if plan is not None:
+            return self._draw_clusters(keys, noise, order, plan)
         first = jax.random.randint(keys[0], (len(noise), 1), 0, self.bins)
         return patterns.drawn(
             lambda pattern: self.rows(pattern[:, 0]), keys[1], noise, order, first
         )
 
     def _draw_clusters(
-        self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: Clusters
+        self, keys: jax.Array, noise: jax.Array, order: jax.Array, plan: Clusters
     ) -> Drawn:
         size, positions = len(noise), jnp.arange(self.bins)
-        kind = jnp.searchsorted(by.ends, jax.random.uniform(keys[0], (size,)), side="right")
-        sizes = by.sizes[kind]
+        kind = jnp.searchsorted(plan.ends, jax.random.uniform(keys[0], (size,)), side="right")
+        sizes = plan.sizes[kind]
 
         # with n the counts of the bins drawn so far: smooth = T n
         def extend(
@@ -120,17 +120,17 @@ class KeptBins(NamedTuple):
         ) -> tuple[jax.Array, jax.Array, jax.Array]:
             smooth, counts, log_normalizers = previous
             places = sizes[:, j]
-            exponents = places[:, None] * smooth + by.log_weights[places]
+            exponents = places[:, None] * smooth + plan.log_weights[places]
             chosen, top, mass = importance.pick(exponents, jax.random.fold_in(keys[1], j))
             log_normalizers += jnp.where(places > 0, top + jnp.log(mass), 0)
             added = jnp.where(positions == chosen[:, None], places[:, None], 0.0)
-            smooth += places[:, None] * self.rows(chosen) - added * by.spikes
+            smooth += places[:, None] * self.rows(chosen) - added * plan.spikes
             return smooth, counts + added, log_normalizers
 
         nothing = jnp.zeros((size, self.bins))
-        steps, begin = order.astype(int) + 1, (nothing, nothing, by.log_over[kind])
+        steps, begin = order.astype(int) + 1, (nothing, nothing, plan.log_over[kind])
         smooth, counts, log_normalizers = jax.lax.fori_loop(0, steps, extend, begin)
-        products = smooth + counts * by.spikes
+        products = smooth + counts * plan.spikes
         along, square = jnp.sum(counts * noise, axis=1), jnp.sum(counts * products, axis=1)
         return Drawn(products, along, square, log_normalizers)
 
@@ -224,8 +224,8 @@ def _clusters(
     @functools.cache
     def ceiling(order: int) -> tuple[float, Clusters]:
         log_normalizers, top = smooth()
-        by = clusters.clusters(spikes, log_weights, log_normalizers, order, top)
-        return by.log_sum, by
+        plan = clusters.clusters(spikes, log_weights, log_normalizers, order, top)
+        return plan.log_sum, plan
 
     return PatternChain(ceiling, clusters.MOST - 1)
 

@@ -98,18 +98,18 @@ class Likelihood(Protocol):
     def log_ratio(self, exponents: jax.Array, power: Scalar = 1) -> jax.Array:
         """log E_k e^(p <m_k, X> − p² |m_k|²/2): Y at p = 1; (size, entries) -> (size,)."""
 
-    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: PyTree) -> Drawn:
+    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, plan: PyTree) -> Drawn:
         """1 + ``order`` patterns for each row of ``noise``; one compilation for any order.
 
         The first follows the pattern's law; of the l-th the density over that law is e^<m_k, V>/N_l
-        with V the sum of the modes before it. Where ``by`` is given, patterns may be drawn in any
+        with V the sum of the modes before it. Where ``plan`` is given, patterns may be drawn in any
         other way for which X ~ N(V, I) and Π N_l keep their meaning in :mod:`.importance`.
 
         Args:
           keys: two keys.
           noise: :meth:`noise` of the samples.
           order: s, whole.
-          by: what the ceiling's :class:`PatternChain` gave for this order.
+          plan: what the ceiling's :class:`PatternChain` gave for this order.
         """
 
     def average(self, exponents: jax.Array) -> jax.Array:
@@ -204,8 +204,8 @@ class Ceilings:
 
     def chain(self, kind: str, order: int) -> tuple[float, PyTree]:
         """(log of an upper bound of Π N_l, how it is drawn) of one kind and order."""
-        value, by = self.chains[kind].ceiling(order)
-        return value - self.common * order * (order + 1) / 2, by
+        value, plan = self.chains[kind].ceiling(order)
+        return value - self.common * order * (order + 1) / 2, plan
 
 
 class SharedGaussianComponent(NamedTuple):
@@ -282,8 +282,8 @@ class Residual(NamedTuple):
         passed = self.whole.log_ratio(exponents, power)
         return passed + power**2 * self.shared.shift**2 / 2
 
-    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: PyTree) -> Drawn:
-        drawn = self.whole.draw(keys, noise, order, by)
+    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, plan: PyTree) -> Drawn:
+        drawn = self.whole.draw(keys, noise, order, plan)
         count, square = 1 + order, self.shared.shift**2
         return Drawn(
             drawn.products - _PART * count * self.shared.length * self.shared.parts,

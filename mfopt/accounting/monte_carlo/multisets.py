@@ -140,7 +140,7 @@ class _Multisets(NamedTuple):
         logs = jax.lax.scan(step, start, (weights, passing))[1]
         return jnp.sum(logs, axis=0) + jnp.sum(peak, axis=1)
 
-    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: PyTree) -> Drawn:
+    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, plan: PyTree) -> Drawn:
         overlaps = patterns.Overlaps(*self.whole.overlaps())
         units = jnp.sum(jnp.asarray(self.counts)[0]).astype(int)
 
@@ -185,29 +185,29 @@ def ceilings(of: _Multisets) -> Ceilings:
     require_range("two assignments of a group overlap by", coupling, COUPLING)
     none = np.zeros((1, *between.shape[1:]))
     before, after = np.concatenate([none, between]), np.concatenate([between, none])
-    own = counts @ within @ counts.T  # (rounds, n, c)
+    overlaps = counts @ within @ counts.T  # (rounds, n, c)
     ends = before[:, :, of.early], after[:, of.late]  # (rounds, p, n), (rounds, n, q)
 
     def log_largest(order: int) -> float:
         @functools.cache
         def sums(part: tuple[bytes, ...]) -> np.ndarray:
-            own, back, ahead = (np.frombuffer(one).reshape(len(counts), -1) for one in part)
+            squares, back, ahead = (np.frombuffer(x).reshape(len(counts), -1) for x in part)
             logs = of.log_weights[:, None, None] + order * (back[:, :, None] + ahead[:, None])
             logs, top = logs.reshape(len(counts), -1), (logs.shape[1], logs.shape[2])
-            shifts = np.max(logs, axis=0), np.max(order * own, axis=0)
-            found = np.exp(logs - shifts[0]).T @ np.exp(order * own - shifts[1])
-            found = np.log(found + len(counts) * _FAINT) + shifts[0][:, None] + shifts[1]
-            return np.moveaxis(found.reshape(*top, -1), 1, 2)  # (p, c, q)
+            shifts = np.max(logs, axis=0), np.max(order * squares, axis=0)
+            total = np.exp(logs - shifts[0]).T @ np.exp(order * squares - shifts[1])
+            log_total = np.log(total + len(counts) * _FAINT) + shifts[0][:, None] + shifts[1]
+            return np.moveaxis(log_total.reshape(*top, -1), 1, 2)  # (p, c, q)
 
-        each = zip(own, np.swapaxes(ends[0], 1, 2), ends[1], strict=True)
-        return _heaviest([sums(tuple(one.tobytes() for one in part)) for part in each], of)
+        rounds = zip(overlaps, np.swapaxes(ends[0], 1, 2), ends[1], strict=True)
+        return _heaviest([sums(tuple(x.tobytes() for x in part)) for part in rounds], of)
 
-    norms = np.diagonal(own, axis1=1, axis2=2)
+    norms = np.diagonal(overlaps, axis1=1, axis2=2)
     largest = _heaviest(list(norms[:, None, :, None] + 2 * after[:, None, of.late]), of)
     mean = weights @ counts
-    each = np.sum(norms @ weights) + 2 * np.sum(corner) * mean[0] ** 2
+    mean_square = np.sum(norms @ weights) + 2 * np.sum(corner) * mean[0] ** 2
     chains = {"chain": PatternChain(summed(log_largest), MAX_ORDER)}
-    return Ceilings(chains, largest, float(each), float(square))
+    return Ceilings(chains, largest, float(mean_square), float(square))
 
 
 def _heaviest(values: Sequence[np.ndarray], of: _Multisets) -> float:
