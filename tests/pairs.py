@@ -36,7 +36,7 @@ def remove_tilts(pair, point):
 
 def least_chain(pair, point):
     reference = ceilings(pair, point.noise_multiplier)
-    return importance._least_chain("chain", reference.chains["chain"].most, reference, point)
+    return importance.least_chain("chain", reference.chains["chain"].most, reference, point)
 
 
 def mean_tilt(pair, point):

@@ -13,11 +13,12 @@ from scipy.special import logsumexp
 from test_likelihoods import CELLS, Cell
 
 from mfopt._runtime._float64 import float64
-from mfopt.accounting.monte_carlo import chunked, separated_ceilings
+from mfopt.accounting.monte_carlo import chunked, importance, separated_ceilings
 from mfopt.accounting.monte_carlo.b_min_sep import BMinSepLaw
-from mfopt.accounting.monte_carlo.evidence import Trial
+from mfopt.accounting.monte_carlo.evidence import Point, Trial
 from mfopt.accounting.monte_carlo.protocol import law
 from mfopt.accounting.monte_carlo.sampled import OneUnit
+from mfopt.accounting.monte_carlo.separated import Separated
 from mfopt.errors import FailureError, UsageError
 from mfopt.sampling import BMinSep, FreshBins
 from mfopt.strategies import BandedSquareRoot, BandedToeplitz, Identity
@@ -190,3 +191,23 @@ def test_a_direction_that_no_sample_sees_is_planned_by_the_bound_of_such_a_test(
     expected = plan.sides[1].expected(trial.samples, trial.beta, 3.0)
     bounds = model.bounds(sigma, epsilon, plan, trial)
     assert 0 < bounds.add <= math.exp(expected) * (1 + 1e-6) < bounds.remove < 2e-5
+
+
+@float64
+def test_a_shift_is_compared_with_the_chain_that_is_proven():
+    """Where columns are long the chain's estimated ceiling is e^9 above the proven one."""
+    loss, point = BMinSepLaw(BMinSep(8, 3, 3)).loss(Identity()), Point(0.511, 21.5)
+    best = loss.least("remove", point)
+    assert best.kind == "chain" and best.log_ceiling < -13
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("order", "known"), [(1.0, True), (12.0, False)])
+@float64
+def test_factors_of_patterns_beyond_float64_leave_no_number(order, known):
+    """They drew patterns of other chances, whose values were 0."""
+    columns = np.array([[1.0, 1.0, 12.0, 1.0, 12.0, 0.5]])
+    likelihood, point = Separated(columns, columns**2, 5, 3), Point(1.0, order * 200)
+    tilt = importance.tilt("shift", order, separated_ceilings.ceilings(likelihood), point)
+    sums, _ = importance.total(likelihood, tilt, point, 64, chunked.seed_key(1))
+    assert math.isfinite(sums.total) == known

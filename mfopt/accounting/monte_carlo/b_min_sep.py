@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from mfopt._runtime import _check, _sizes
 from mfopt._runtime._arrays import Array
 from mfopt.accounting.monte_carlo import importance, separated_ceilings
-from mfopt.accounting.monte_carlo.evidence import Point, Tilt
+from mfopt.accounting.monte_carlo.evidence import MAX_ORDER, Point, Tilt
 from mfopt.accounting.monte_carlo.likelihood import Ceilings
 from mfopt.accounting.monte_carlo.pattern_law import PatternLaw, PatternLoss
 from mfopt.accounting.monte_carlo.protocol import law
@@ -30,17 +30,16 @@ class BMinSepLoss(PatternLoss):
 
     def remove_tilts(self, ceilings: Ceilings, point: Point) -> Sequence[Tilt]:
         scaled = self.likelihood.scaled(point.noise_multiplier)
-        tilts = []
-        for estimated in importance.remove_tilts(self.estimated(scaled), point):
-            tilt = importance.tilt(estimated.kind, estimated.order, ceilings, point)
-            # estimates say too little of high orders: lower ones, while the proven ceiling falls
-            while tilt.kind == "chain" and tilt.order > 1:
-                lower = importance.tilt(tilt.kind, tilt.order * _LOWER, ceilings, point)
-                if not lower.log_ceiling <= tilt.log_ceiling:
-                    break
-                tilt = lower
-            tilts.append(tilt)
-        return sorted(tilts, key=lambda one: one.log_ceiling)
+        estimate = importance.least_chain("chain", MAX_ORDER, self.estimated(scaled), point)
+        tilt = importance.tilt("chain", estimate.order, ceilings, point)
+        # estimates say too little of high orders: lower ones, while the proven ceiling falls
+        while tilt.order > 1:
+            lower = importance.tilt("chain", tilt.order * _LOWER, ceilings, point)
+            if not lower.log_ceiling <= tilt.log_ceiling:
+                break
+            tilt = lower
+        # and too much of long columns: a shift is compared with what is proven
+        return importance.remove_tilts(ceilings, point, tilt)
 
 
 @dataclasses.dataclass(frozen=True)

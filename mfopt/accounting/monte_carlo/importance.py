@@ -127,11 +127,13 @@ def tilt(kind: str, order: float, ceilings: Ceilings, point: Point) -> Tilt:
     return Tilt(kind, order, log_largest + log_peak, detail)
 
 
-def remove_tilts(ceilings: Ceilings, point: Point) -> list[Tilt]:
-    """The proposal of least ceiling of each kind that may be best; the least of all first."""
-    chain: Tilt | None = None
-    for kind, known in ceilings.chains.items():
-        lowest = _least_chain(kind, known.most, ceilings, point)
+def remove_tilts(ceilings: Ceilings, point: Point, chain: Tilt | None = None) -> list[Tilt]:
+    """The proposal of least ceiling of each kind that may be best; the least of all first.
+
+    ``chain`` is the chain of least ceiling, where it is known.
+    """
+    for kind, known in ({} if chain else ceilings.chains).items():
+        lowest = least_chain(kind, known.most, ceilings, point)
         chain = lowest if chain is None or lowest.log_ceiling < chain.log_ceiling else chain
         if lowest.order < known.most:
             break
@@ -151,7 +153,8 @@ def remove_tilts(ceilings: Ceilings, point: Point) -> list[Tilt]:
     ]
 
 
-def _least_chain(kind: str, largest_order: int, ceilings: Ceilings, point: Point) -> Tilt:
+def least_chain(kind: str, largest_order: int, ceilings: Ceilings, point: Point) -> Tilt:
+    """The chain of this kind of least ceiling."""
     best = tilt(kind, 1, ceilings, point)
     for order in range(2, largest_order + 1):
         current = tilt(kind, order, ceilings, point)
@@ -261,6 +264,8 @@ def _shift(
 ) -> Sums:
     plan, log_mean = lengths or (None, 0.0)
     point_key, noise, drawn = _drawn(key, size, likelihood, jnp.zeros(()), plan)
+    # factors beyond float64 would draw other patterns: there is no bound then
+    noise += 0 * drawn.log_normalizers[:, None]
     far = 1 + question.order
     added = 0.0 if plan is None else plan[0] / far  # to exponents: what a pattern's factor is
 
