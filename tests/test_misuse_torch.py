@@ -199,6 +199,17 @@ def test_a_wrong_pass_is_refused(number):
     assert loop.run.step == 1
 
 
+def test_numbers_of_a_unit_set_by_index_are_its_own():
+    loop = Loop()
+    x, labels = loop.batch()
+    classes, norms = torch.zeros(len(labels), dtype=torch.long), torch.zeros(len(x))
+    for i in range(len(x)):
+        classes[i], norms[i] = torch.tensor([2, 0, 1])[labels[i]], x[i].norm()
+    loop.backward((x, classes, norms), lambda m, b: (loss_of(m, b[:2]) * b[2]).sum())
+    loop.optimizer.step()
+    assert loop.run.step == 2
+
+
 # --- models that keep a batch ------------------------------------------------------------------
 
 
@@ -489,6 +500,11 @@ def added(scores, labels):
     return crossed(scores, labels, reduction="sum")
 
 
+def of_each(scores, labels):
+    """A mean over an example's own entries, of each; the labels say how many there are."""
+    return torch.stack([scores[i].square().mean() for i in range(len(labels))] or [scores.sum()])
+
+
 REDUCED = {  # loss of scores and labels -> what it is; None where it depends on the batch's labels
     "a mean": (crossed, "mean"),
     "a sum": (added, "sum"),
@@ -504,6 +520,9 @@ REDUCED = {  # loss of scores and labels -> what it is; None where it depends on
         "mean",
     ),
     "two means": (lambda s, y: crossed(s, y) + s.square().mean(), "mean"),
+    "numbers of examples": (lambda s, y: of_each(s, y).mean(), "mean"),
+    "numbers over the batch": (lambda s, y: sum(of_each(s, y)) / max(1, len(y)), "mean"),
+    "numbers that are added": (lambda s, y: of_each(s, y).sum(), "sum"),
     "weights by label": (lambda s, y: crossed(s, y, weight=torch.tensor([1.0, 2.0, 4.0])), None),
 }
 

@@ -64,6 +64,7 @@ class UnitRows(torch.Tensor):
 
     Attributes:
       units: the unit of each row; None of a sum over units.
+      members: the units that it is of.
       fault: the operation that mixed units; empty where none did. Memory that sums or mixed rows
         are written to has one too.
       is_probed: whether operations are computed again.
@@ -75,6 +76,7 @@ class UnitRows(torch.Tensor):
     """
 
     units: tuple[int, ...] | None = None
+    members: frozenset[int] = frozenset()
     fault = ""
     is_probed = False
     reduction: Reduction | None = None
@@ -101,7 +103,7 @@ class UnitRows(torch.Tensor):
         rows, units = torch.Tensor.as_subclass(tensor, cls), tuple(units)
         is_whole = len(units) == tensor.shape[0]
         rows.units, rows.is_probed = units if is_whole else None, is_probed
-        rows.reduction = reduction
+        rows.reduction, rows.members = reduction, frozenset(units)
         rows.fault = "" if is_whole else f"collate_fn, {tensor.shape[0]} rows of {len(units)} units"
         return rows
 
@@ -145,8 +147,9 @@ class UnitRows(torch.Tensor):
                     sharing = [y for y in results if y.untyped_storage() is storage]
                     if all(y.units is None for y in sharing):
                         storage.fault = name
-                    # an item that is set may be a unit's own row, but not a sum
-                    if name == "__setitem__" and getattr(args[2], "units", 0) is None:
+                    # an item that is set may be a unit's own row or number, but not a sum
+                    is_mixed = name == "__setitem__" and getattr(args[2], "units", 0) is None
+                    if is_mixed and len(args[2].members) != 1:
                         storage.fault = "a sum"
         return result
 
@@ -232,6 +235,7 @@ def _name_units(name: str, operation: _Operation, results: list[UnitRows]) -> No
     sources = [x for x in leaves if isinstance(x, UnitRows)]
     fault = UnitRows.fault_of(*leaves)
     every = {x.units for x in sources}
+    members = frozenset[int]().union(*(x.members for x in sources))
     units, is_probed = next(iter(every)), any(x.is_probed for x in sources)
     reduction = next(filter(None, (x.reduction for x in sources)), None)
     total = reduction.units if reduction else 0
@@ -258,17 +262,20 @@ def _name_units(name: str, operation: _Operation, results: list[UnitRows]) -> No
             fault = name if probe(of_gradients=True) else ""
     kinds = frozenset[str | int]().union(*(x.kinds for x in sources))
     if is_probed and each[0] is None:
-        if units and len(units) > 1 and not fault:
+        if units and len(members) > 1 and not fault:
             kinds = _kinds(operation, len(units))
             # over rows of some units alone: their number enters each
             is_partial = "mean" in kinds and total and len(units) % total
             fault = name if is_partial or "mixed" in kinds else ""
-        elif total and (times := _multiple(name, operation, total)):
+        elif units and total > 1 and not fault:
+            kinds = frozenset(["sum"])  # a number of one unit, which others are added to
+        elif total and (times := _multiple(name, operation, results[0], total)):
             kinds = frozenset([-times if "mean" in kinds else times])
     for x, of_rows in zip(results, each, strict=False):
         is_whole = of_rows is not None and x.ndim and len(x) == len(of_rows) and not fault
         x.units, x.is_probed = tuple(of_rows) if is_whole else None, is_probed
         x.reduction, x.kinds, x.fault = reduction, kinds, fault
+        x.members = frozenset(of_rows or members)
         if fault and x.requires_grad:
             x.register_hook(functools.partial(_refuse_mixed, fault))  # type: ignore[no-untyped-call]
 
@@ -279,13 +286,17 @@ def _refuse_mixed(fault: str, _: torch.Tensor) -> None:
     raise _check.reject("loss", "not a mean over examples", rule, way_out)
 
 
-def _multiple(name: str, operation: _Operation, count: int) -> int:
+def _multiple(name: str, operation: _Operation, result: torch.Tensor, count: int) -> int:
     """The multiple of ``count`` that an operation divides by; 0 if it does not."""
     with contextlib.suppress(*_NOT_TAKEN, ArithmeticError):
-        divisor = [*operation.args[1:], operation.keywords.get("other")][0]
+        if name == "mean":
+            divisor = operation.args[0].numel() / result.numel()
+        else:
+            divisor = [*operation.args[1:], operation.keywords.get("other")][0]
         number = float(torch.as_tensor(divisor).detach())
         times = (1 / number if "mul" in name else number) / count
-        if ("mul" in name or "div" in name) and abs(times - round(times)) * count < _TOLERANCE:
+        is_scaled = any(x in name for x in ("mul", "div", "mean"))
+        if is_scaled and abs(times - round(times)) * count < _TOLERANCE:
             return abs(round(times))
     return 0
 
@@ -295,7 +306,7 @@ def _selected(operation: _Operation, units: tuple[int, ...]) -> list[Any]:
     source, *rest = operation.args
     numbers = torch.tensor(units, device=source.device).view(-1, *[1] * (source.ndim - 1))
     moved = operation.func(numbers.expand(source.shape), *rest, **operation.keywords)
-    each = [x[..., None].flatten(1) for x in pytree.tree_leaves(moved)]
+    each = [x.reshape(*x.shape or (1,), 1).flatten(1) for x in pytree.tree_leaves(moved)]
     return [x[:, 0].tolist() if x[:, 0].equal(x[:, -1]) else None for x in each]
 
 
