@@ -86,7 +86,7 @@ class PatternLikelihood(abc.ABC):
         """Exponents -> :meth:`log_ratio`; what it takes of C alone is found here, once."""
 
     @abc.abstractmethod
-    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: PyTree) -> Drawn: ...
+    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, plan: PyTree) -> Drawn: ...
 
     @abc.abstractmethod
     def first(self, key: jax.Array, count: int) -> jax.Array:

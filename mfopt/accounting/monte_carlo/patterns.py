@@ -111,7 +111,7 @@ class Patterns(PatternLikelihood):
         log_of = log_mean(power**2 * corners(self), self.bins)
         return lambda exponents: log_of(power * exponents - half)
 
-    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: PyTree) -> Drawn:
+    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, plan: PyTree) -> Drawn:
         # Given the earlier patterns, whose modes sum to V, <m_k, V> = Σ_g <M_g[:, k_g], V>:
         # assignments are independent, k_g is drawn ∝ e^<M_g[:, k], V> and
         # N = Π_g mean_k e^<M_g[:, k], V>.

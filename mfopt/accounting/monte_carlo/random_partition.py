@@ -149,7 +149,7 @@ class RandomGroups(PatternLikelihood):
         columns = band.tiles(jnp.asarray(self.columns))
         return self.noise(band.product(columns, pattern.astype(float)))
 
-    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: PyTree) -> Drawn:
+    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, plan: PyTree) -> Drawn:
         multiple = self.multiples(keys, len(noise), order)
         products = self.products(multiple)
         along, square = (jnp.sum(multiple * x, axis=1) for x in (noise, products))

@@ -102,9 +102,9 @@ class Separated(PatternLikelihood):
             total = total.at[:, 1:, :reach].add(past).at[:, :-1, size - reach :].add(ahead)
         return total.reshape(len(places), -1)[:, : self.dimension]
 
-    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, by: PyTree) -> Drawn:
+    def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, plan: PyTree) -> Drawn:
         # ``by`` has a row a_l of shape (n,) for each pattern: see :mod:`.separated_ceilings`
-        tilts = jnp.zeros((1, self.dimension)) if by is None else jnp.asarray(by)
+        tilts = jnp.zeros((1, self.dimension)) if plan is None else jnp.asarray(plan)
 
         def extend(l: jax.Array, previous: Drawn) -> Drawn:
             tilt = tilts[jnp.minimum(l, len(tilts) - 1)]
