@@ -103,7 +103,7 @@ class Separated(PatternLikelihood):
         return total.reshape(len(places), -1)[:, : self.dimension]
 
     def draw(self, keys: jax.Array, noise: jax.Array, order: jax.Array, plan: PyTree) -> Drawn:
-        # ``by`` has a row a_l of shape (n,) for each pattern: see :mod:`.separated_ceilings`
+        # ``plan`` has a row a_l of shape (n,) for each pattern: see :mod:`.separated_ceilings`
         tilts = jnp.zeros((1, self.dimension)) if plan is None else jnp.asarray(plan)
 
         def extend(l: jax.Array, previous: Drawn) -> Drawn:
