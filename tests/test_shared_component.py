@@ -192,3 +192,9 @@ def test_the_best_component_is_found_where_the_inverse_grows():
     """D is singular to rounding. Conjugate gradients reach the same."""
     doubling = FreshBinsLaw(FreshBins(2, 16)).exact(BandedToeplitz([1.0, 2.0]))
     assert pattern.shared(doubling).length ** 2 == pytest.approx(62.527866, rel=1e-6)
+
+
+def test_of_many_epochs_neighbours_count_together():
+    """Of all 1024 apart it is 575.873."""
+    long = FreshBinsLaw(FreshBins(4, 1024)).exact(BandedToeplitz([1.0, 0.5]))
+    assert pattern.shared(long).length ** 2 == pytest.approx(575.864, abs=0.001)

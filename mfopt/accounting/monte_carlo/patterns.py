@@ -43,6 +43,7 @@ from mfopt.accounting.monte_carlo import dominating_pair, importance
 from mfopt.accounting.monte_carlo.likelihood import Drawn, SharedGaussianComponent, shared_component
 from mfopt.accounting.monte_carlo.pattern_frozen import PatternLikelihood, squares
 
+_PARTS = 256  # of all epochs, which the best component is found by
 _ONE_LENGTH = 1e-9  # relative, of squared norms that count as equal
 COUPLING = 300.0  # largest overlap of two assignments, in noise units; float64 loses T beyond
 
@@ -315,11 +316,14 @@ def toward(columns: np.ndarray, bins: int) -> np.ndarray:
     upper = np.zeros_like(columns)  # Cᵀ, as SciPy stores it
     for d in range(bands):
         upper[bands - 1 - d, d:] = columns[d, : n - d] / np.max(columns)
-    epochs = np.repeat(np.eye(n // bins), bins, axis=0)  # J
+    # J, of neighbours together where there are many: time grows with the square of their number
+    count = n // bins
+    parts = min(count, _PARTS)
+    epochs = np.repeat(np.eye(parts)[np.arange(count) * parts // count], bins, axis=0)
     # what is no number leaves no û, and is seen by whoever asked
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         solved = partial(scipy.linalg.solve_banded, (0, bands - 1), upper, check_finite=False)
         # D itself may be singular to rounding, and sums of C⁻ᵀJ lose digits
         triangle = np.linalg.qr(solved(epochs), mode="r"), False
-        best = scipy.linalg.cho_solve(triangle, np.ones(n // bins), check_finite=False)
+        best = scipy.linalg.cho_solve(triangle, np.sum(epochs, axis=0), check_finite=False)
         return np.asarray(solved(epochs @ best))
