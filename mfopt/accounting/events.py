@@ -12,7 +12,7 @@ from mfopt._runtime._types import JsonObject
 from mfopt.accounting.loss_distribution.mixture import Mixture
 from mfopt.accounting.phases import Phase
 from mfopt.mechanism import Mechanism
-from mfopt.sampling import Adjacency, CyclicPoisson, Poisson, TruncatedPoisson
+from mfopt.sampling import Adjacency, Poisson, TruncatedPoisson
 
 
 def to_event(phases: Sequence[Phase]) -> Any:
@@ -33,7 +33,7 @@ def to_event(phases: Sequence[Phase]) -> Any:
         if rounds is None:
             raise _check.reject("phases", scheme, "dp_accounting has no event for this scheme")
         facts, one = scheme.describe(), phase.mechanism.group_size == 1
-        is_drawn = isinstance(scheme, Poisson | CyclicPoisson) and 0 < scheme.probability < 1
+        is_drawn = facts["kind"] in ("poisson", "cyclic-poisson") and 0 < facts["probability"] < 1
         for mixture, count, sigma in rounds.at(phase.noise_multiplier):
             event = dp_event.GaussianDpEvent(sigma)
             if facts["kind"] == "truncated-poisson":

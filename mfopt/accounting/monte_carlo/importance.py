@@ -154,7 +154,14 @@ def remove_tilts(ceilings: Ceilings, point: Point, chain: Tilt | None = None) ->
 
 
 def least_chain(kind: str, largest_order: int, ceilings: Ceilings, point: Point) -> Tilt:
-    """The chain of this kind of least ceiling."""
+    """The chain of this kind of least ceiling.
+
+    Args:
+      kind: of a chain of ``ceilings``.
+      largest_order: up to which orders are tried.
+      ceilings: of the likelihood at one σ.
+      point: that the proposal is for.
+    """
     best = tilt(kind, 1, ceilings, point)
     for order in range(2, largest_order + 1):
         current = tilt(kind, order, ceilings, point)
