@@ -6,7 +6,9 @@ benchmark of accounts against the truth, which uses nothing of the package's rec
 
 import dataclasses
 import functools
+import gc
 import math
+import weakref
 from typing import Any
 
 import bench_truth
@@ -275,3 +277,16 @@ def test_a_chosen_bound_is_above_the_truth_and_near_it(cell, direction):
     bound = cell.loss.bound(pilot.tilt, point, bet, trial._replace(key=chunked.seed_key(6)))
     assert truth - K * error <= bound.value <= 1.15 * truth + K * error
     assert bound.mean <= bound.value <= bound.ceiling * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("scheme", [BallsInBins(4, 2), FreshBins(4, 2)])
+def test_a_loss_ends_with_its_last_user(scheme):
+    """What it remembers of its questions is its own: its Gram matrix may take all memory."""
+    loss = law(scheme).loss(Banded(np.ones((2, 8))))
+    for direction in ("remove", "add"):
+        loss.estimator_tilt(direction, Point(2.0, 1.0))
+    loss.moments(Point(2.0, 1.0))
+    ended = weakref.ref(loss)
+    del loss
+    gc.collect()
+    assert ended() is None

@@ -139,11 +139,9 @@ def supporting(mechanism: Mechanism) -> list[Accountant]:
         _plugins.load()
     candidates = [accountant() for accountant in _REGISTERED.get(kind, {}).values()]
     if all(accountant.free for accountant in candidates):
-        rule, covered = (
-            "no accountant is registered for this scheme",
-            ", ".join(sorted(_REGISTERED)),
-        )
+        covered = ", ".join(sorted(_REGISTERED))
         way_out = f"There are some for {covered}; see mfopt.accounting.account.Accountant."
+        rule = "no accountant is registered for this scheme"
         raise _check.reject("sampling", mechanism.sampling, rule, way_out)
     fit: list[Accountant] = []
     refusals: list[UsageError] = []

@@ -50,8 +50,10 @@ class _IndependentRounds(Accountant):
         composed(mechanism)
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
-        rounds, subject = composed(mechanism), _SUBJECTS[type(mechanism.sampling)]
-        chained, mixture = is_chained(mechanism), rounds.mixture
+        rounds = composed(mechanism)
+        mixture = rounds.mixture
+        subject = _SUBJECTS[type(mechanism.sampling)]
+        chained = is_chained(mechanism)
         # most that the group moves, what is drawn known: units of a chain one by one
         moved = mixture.largest * (mechanism.group_size if chained else 1)
         # the last term covers the rounding of the product

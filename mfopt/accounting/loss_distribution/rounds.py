@@ -143,7 +143,7 @@ class RoundsProfile(Profile):
         if linear >= upper * (1 - 1e-4):
             return min(linear, upper)
         for law in self._deciding(upper):
-            linear = max(linear, largest_epsilon(self._below(upper, law, target), target, upper))
+            linear = max(linear, _largest_epsilon(self._below(upper, law, target), target, upper))
         return linear
 
     @functools.cached_property
@@ -333,7 +333,7 @@ def _no_larger(composition: Composition, epsilon: float, log_delta: float) -> bo
     return composition.log_delta_bound(epsilon, tilt) <= log_delta
 
 
-def largest_epsilon(composed: ComposedLosses, log_delta: float, guess: float) -> float:
+def _largest_epsilon(composed: ComposedLosses, log_delta: float, guess: float) -> float:
     """An ε <= ``guess`` that is too small: its δ is proven to be above ``log_delta``; or 0."""
     high, share = guess, 1e-5
     while composed.log_delta_below(guess * (1 - share)) <= log_delta:

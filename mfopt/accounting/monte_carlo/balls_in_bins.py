@@ -26,7 +26,7 @@ from mfopt.accounting.monte_carlo.group import CountLoss, GroupUnits
 from mfopt.accounting.monte_carlo.group import model as group_model
 from mfopt.accounting.monte_carlo.kept_bins import KeptBins
 from mfopt.accounting.monte_carlo.likelihood import Ceilings, SharedGaussianComponent
-from mfopt.accounting.monte_carlo.losses import LikelihoodLoss
+from mfopt.accounting.monte_carlo.losses import LikelihoodLoss, remembered
 from mfopt.accounting.monte_carlo.protocol import FreeBound, SampledLaw, SampledLoss, law, loss_of
 from mfopt.sampling import BallsInBins
 from mfopt.strategies import Array, Strategy
@@ -60,7 +60,7 @@ class BallsInBinsLoss(LikelihoodLoss):
     def ceilings(self, scaled: KeptBins, common: float) -> Ceilings:
         return kept_bins.ceilings(scaled, common)
 
-    @functools.lru_cache(maxsize=8)  # noqa: B019 - a search asks for many ε at few σ
+    @remembered
     def tuples(self, noise_multiplier: float, common: float) -> tuple[float, ...]:
         return kept_bins.tuples(np.asarray(self.pair.gram) / noise_multiplier**2 - common)
 

@@ -18,6 +18,7 @@ from mfopt.accounting.monte_carlo import pattern_ceilings
 from mfopt.accounting.monte_carlo import patterns as pattern
 from mfopt.accounting.monte_carlo.free import Orthogonal, ReassignedBins, unamplified
 from mfopt.accounting.monte_carlo.likelihood import SharedGaussianComponent
+from mfopt.accounting.monte_carlo.losses import remembered
 from mfopt.accounting.monte_carlo.multisets import MultisetLoss
 from mfopt.accounting.monte_carlo.pattern_law import PatternLaw, PatternLoss
 from mfopt.accounting.monte_carlo.patterns import Patterns
@@ -40,7 +41,7 @@ class FreshBinsLoss(PatternLoss):
     def shared(self) -> SharedGaussianComponent | None:  # type: ignore[override]
         return pattern.shared(self.likelihood)
 
-    @functools.lru_cache(maxsize=8)  # noqa: B019 - a search asks for many ε at few σ
+    @remembered
     def tuples(self, noise_multiplier: float, common: float) -> tuple[float, ...]:
         scaled = self.likelihood.scaled(noise_multiplier)
         return (pattern_ceilings.second_moment(scaled, common),)

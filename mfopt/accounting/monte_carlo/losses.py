@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from mfopt._runtime._float64 import wide
-from mfopt._runtime._types import PyTree
+from mfopt._runtime._types import PyTree, T
 from mfopt.accounting.monte_carlo import chunked, convex, importance
 from mfopt.accounting.monte_carlo.evidence import (
     HockeyStickPayoff,
@@ -37,6 +37,17 @@ from mfopt.accounting.monte_carlo.protocol import FreeBound, SampledDirection, S
 
 _LOG_CONCAVE = HockeyStickPayoff, GaussianPayoff  # payoffs
 _FEW = 256  # samples that show E_Q Y well enough to choose a proposal by
+
+
+def remembered(method: T) -> T:
+    """``method`` with its last eight results: a search asks many questions at few σ.
+
+    Each instance has its own: one cache for all would keep losses, with their Gram matrices, that
+    nobody asks any more.
+    """
+    return functools.cached_property(  # type: ignore[return-value]
+        lambda loss: functools.lru_cache(maxsize=8)(functools.partial(method, loss))  # type: ignore[arg-type, misc, operator]
+    )
 
 
 class LikelihoodLoss(SampledLoss):
@@ -66,7 +77,7 @@ class LikelihoodLoss(SampledLoss):
     def start(self, epsilon: float, delta: float) -> float:
         return guess_noise_multiplier(self.sensitivity, self.likelihood.bins, epsilon, delta)
 
-    @functools.lru_cache(maxsize=8)  # noqa: B019 - a search asks many questions at few σ
+    @remembered
     @wide
     def _known(self, noise_multiplier: float, split: bool) -> tuple[Likelihood, Ceilings]:
         scaled = self.likelihood.scaled(noise_multiplier)
@@ -122,7 +133,7 @@ class LikelihoodLoss(SampledLoss):
         loss = self._mean_loss(point.noise_multiplier, isinstance(paid.payoff, GaussianPayoff))
         return importance.central_tilt(ceilings, paid, loss)
 
-    @functools.lru_cache(maxsize=8)  # noqa: B019 - as above
+    @remembered
     def _mean_loss(self, noise_multiplier: float, split: bool) -> float:
         """E_Q Y, about; of the residual beside the shared component where it is split off."""
         likelihood, ceilings = self._known(noise_multiplier, split)
