@@ -238,7 +238,7 @@ class ReplacementRound(Round):
             halves.append(pair.cells(borders, sigma))
         (up, up_p, up_q), (down, down_q, down_p) = halves
         # rounding aside the rest is the same under P and under Q; its loss is 0
-        missing = self.remove._likely(log_tail).counts.missing
+        missing = pair.counts.missing  # both have the same counts
         untouched = max(1 - missing - math.fsum(up_p) - math.fsum(down_p), 0.0)
         up[0] = down[0] = 0.0
         loss = np.concatenate([[-math.inf], -down[::-1], up, [math.inf]])

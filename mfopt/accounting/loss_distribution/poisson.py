@@ -9,7 +9,7 @@ every group is the one that has as its j-th longest column the longest j-th of a
 noise multipliers only have to fall for a round to dominate, and the order of rounds does not
 matter. It is a group itself wherever one has the longest columns throughout. Where
 the number of units stays ("replace", and fixed batches under "zero-out") a round is an
-:class:`~mfopt.accounting.loss_distribution.exchange.ReplacementRound`, known for one unit.
+:class:`~mfopt.accounting.loss_distribution.exchange.ReplacementRound`.
 """
 
 from __future__ import annotations
