@@ -1,7 +1,8 @@
 """Time of one training step: private algorithms against the non-private loop at equal compute.
 
     python tests/benchmarks/bench_train.py --models tiny,small --out artifacts/bench-train.json
-    python tests/benchmarks/bench_train.py --models gpt2-small --lora-rank 32 --users 64
+    python tests/benchmarks/bench_train.py --models gpt2-small --lora-ranks 32 --users 64
+    python tests/benchmarks/bench_train.py --folder work/model --lora-ranks full,16 --users 8
 
 All contenders take the same number of records of the same length in each step: ``none`` and
 ``uls`` the same users with the same G records, ``els`` as many records, one by one. The
@@ -16,7 +17,7 @@ import os
 import time
 
 import numpy as np
-from harness import Bench, choice, machine
+from harness import Bench, choice, count, listed, machine
 
 SIZES = {
     "tiny": {"n_embd": 128, "n_layer": 2, "n_head": 4},
@@ -28,23 +29,44 @@ DECAYS = np.array([0.5, 0.9, 0.99, 0.999])
 SCALES = np.array([0.3, 0.1, 0.05, 0.02])
 CONTENDERS = ("none", "uls", "els")
 
+
+def rank(text):
+    """The rank of adapters, None of full fine-tuning."""
+    return None if text == "full" else count(text)
+
+
 bench = Bench(
     __file__,
     __doc__,
     models=choice(SIZES, ["tiny"]),
+    folder=("", "A Hugging Face folder of a model, in place of --models."),
     vocab_size=(2048, "Entries of the tokenizer."),
     length=(64, "Tokens of a record."),
     users=(53, "Users in a step."),
     records_per_user=(4, "Records of a user, G."),
     microbatch=(1, "Units per gradient call."),
-    lora_rank=(0, "Train adapters of this rank; 0: all parameters."),
+    lora_ranks=([None], "Train adapters of these ranks; full: all parameters.", listed(rank)),
     compute_dtype=("float32", "Dtype of the forward and backward pass."),
     steps=(6, "Timed steps of each contender."),
     contenders=choice(CONTENDERS),
 )
 
 
-def _steps(name, size, options):
+def _model(size, lora_rank, options):
+    """A GPT-2 with random weights or the model in ``--folder``; with adapters of ``lora_rank``."""
+    from mfopt.training.models.decoder import LoRAConfig
+    from mfopt.training.models.families import gpt2_config
+    from mfopt.training.models.huggingface import gpt2_model, load_pretrained
+
+    lora = None if lora_rank is None else LoRAConfig(lora_rank)
+    dtype = {"compute_dtype": options.compute_dtype}
+    if options.folder:
+        return load_pretrained(options.folder, lora=lora, **dtype)
+    config = gpt2_config(vocab_size=options.vocab_size, n_positions=options.length, **SIZES[size])
+    return gpt2_model(dataclasses.replace(config, **dtype), lora=lora)
+
+
+def _steps(name, model, options):
     """Seconds of one step after the other of one contender."""
     import jax
     import optax
@@ -56,17 +78,8 @@ def _steps(name, size, options):
     from mfopt.training.clipping import Clipping, NoClipping
     from mfopt.training.data import TokenStore
     from mfopt.training.loop import Execution, Trainer
-    from mfopt.training.models.decoder import LoRAConfig
-    from mfopt.training.models.families import gpt2_config
-    from mfopt.training.models.huggingface import gpt2_model
     from mfopt.training.units import RecordUnits, UserUnits
 
-    config = dataclasses.replace(
-        gpt2_config(vocab_size=options.vocab_size, n_positions=options.length, **SIZES[size]),
-        compute_dtype=options.compute_dtype,
-    )
-    lora = LoRAConfig(options.lora_rank) if options.lora_rank else None
-    model = gpt2_model(config, lora=lora)
     rng = np.random.default_rng(0)
     shape = (options.users, options.records_per_user, options.length)
     tokens = rng.integers(0, options.vocab_size, shape)
@@ -100,14 +113,14 @@ def _steps(name, size, options):
         clock = time.perf_counter()
 
 
-def measure(size, options):
+def measure(model, options):
     """Least, median and first (with compilation) step time of each contender, in seconds.
 
     ``ratio`` is that of CPU-seconds on a CPU, else of time.
     """
     import jax
 
-    runs = {name: _steps(name, size, options) for name in options.contenders}
+    runs = {name: _steps(name, model, options) for name in options.contenders}
     first = {name: next(run) for name, run in runs.items()}
     for run in runs.values():
         next(run)
@@ -138,16 +151,22 @@ def measure(size, options):
 
 @bench.work
 def measured(options):
-    """A table for each model."""
+    """A table for each model and rank."""
     begun, load = time.perf_counter(), os.getloadavg()[0]
-    results = {size: measure(size, options) for size in options.models}
+    results = {
+        f"{size}, {f'rank {lora_rank}' if lora_rank else 'full'}": measure(
+            _model(size, lora_rank, options), options
+        )
+        for size in ([options.folder] if options.folder else options.models)
+        for lora_rank in options.lora_ranks
+    }
     import jax
 
-    print(f"{'':10} {'':6} {'least s':>9} {'CPU s':>9} {'ratio':>7}")
+    print(f"{'':28} {'':6} {'least s':>9} {'CPU s':>9} {'ratio':>7}")
     for size, rows in results.items():
         for name, row in rows.items():
             figures = f"{row['seconds']:9.4f} {row['cpu_seconds']:9.4f} {row['ratio']:7.3f}"
-            print(f"{size:10} {name:6} {figures}")
+            print(f"{size:28} {name:6} {figures}")
     return {
         "settings": {name: value for name, value in vars(options).items() if name != "out"},
         "device": jax.devices()[0].device_kind,
