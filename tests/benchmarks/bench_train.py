@@ -1,8 +1,8 @@
 """Time of one training step: private algorithms against the non-private loop at equal compute.
 
     python tests/benchmarks/bench_train.py --models tiny,small --out artifacts/bench-train.json
-    python tests/benchmarks/bench_train.py --models gpt2-small --lora-ranks 32 --users 64
-    python tests/benchmarks/bench_train.py --folder work/model --lora-ranks full,16 --users 8
+    python tests/benchmarks/bench_train.py --models gpt2-small --lora-rank 32 --users 64
+    python tests/benchmarks/bench_train.py --folder work/model --lora-rank full,16 --users 8
 
 All contenders take the same number of records of the same length in each step: ``none`` and
 ``uls`` the same users with the same G records, ``els`` as many records, one by one. The
@@ -45,7 +45,7 @@ bench = Bench(
     users=(53, "Users in a step."),
     records_per_user=(4, "Records of a user, G."),
     microbatch=(1, "Units per gradient call."),
-    lora_ranks=([None], "Train adapters of these ranks; full: all parameters.", listed(rank)),
+    lora_rank=([None], "Train adapters of these ranks; full: all parameters.", listed(rank)),
     compute_dtype=("float32", "Dtype of the forward and backward pass."),
     steps=(6, "Timed steps of each contender."),
     contenders=choice(CONTENDERS),
@@ -158,7 +158,7 @@ def measured(options):
             _model(size, lora_rank, options), options
         )
         for size in ([options.folder] if options.folder else options.models)
-        for lora_rank in options.lora_ranks
+        for lora_rank in options.lora_rank
     }
     import jax
 
