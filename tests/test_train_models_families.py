@@ -3,11 +3,13 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors import flax
 from safetensors.numpy import load_file, save_file
 from selection import before_release
-from test_train_models_gpt2 import all_logits
+from test_train_models_gpt2 import all_logits, trees_equal
 from test_train_run import data, settings_for  # noqa: F401 (fixtures)
 
 from mfopt.errors import UsageError
@@ -140,6 +142,27 @@ def test_an_export_is_a_folder_of_the_reference_implementation(kind, saved, tmp_
     assert len(low) == 2 * 2 * len(parsed["target_modules"])
     for name, value in merged.items():
         np.testing.assert_allclose(value, plain[name], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", before_release(list(KINDS), 1, 6))
+def test_a_frozen_base_stays_in_bfloat16_where_its_file_is(kind, saved, tmp_path):
+    half, single = tmp_path / "half", tmp_path / "single"
+    rounded = jax.tree.map(
+        lambda x: x.astype(jnp.bfloat16), flax.load_file(saved(kind)[0] / WEIGHTS)
+    )
+    for folder, dtype in ((half, jnp.bfloat16), (single, jnp.float32)):
+        folder.mkdir()
+        (folder / "config.json").write_text((saved(kind)[0] / "config.json").read_text())
+        flax.save_file({name: x.astype(dtype) for name, x in rounded.items()}, folder / WEIGHTS)
+    models = [load_pretrained(folder, lora=LoRAConfig(rank=2)) for folder in (half, single)]
+    kept, wide = ({leaf.dtype.name for leaf in jax.tree.leaves(model.frozen)} for model in models)
+    assert kept == {"bfloat16"} and wide == {"float32"}
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(load_pretrained(half).params)} == wide
+    # the same is computed, up to the order of sums, and written
+    np.testing.assert_allclose(*(all_logits(model, TOKENS) for model in models), atol=1e-5)
+    for number, model in enumerate(models):
+        model.export(model.params, model.frozen, tmp_path / str(number))
+    assert trees_equal(*(load_file(tmp_path / number / WEIGHTS) for number in "01"))
 
 
 @pytest.mark.release

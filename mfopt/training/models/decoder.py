@@ -63,7 +63,7 @@ Adapters = Mapping[str, LoRAConfig]  # by linear layer of a block
 
 
 def parameter(*shape: int, kind: Any = nnx.Param) -> Any:
-    """A parameter of float32 zeros that take no memory."""
+    """A parameter of float32 zeros that take no memory; its values may be bfloat16 if frozen."""
     return kind(np.broadcast_to(np.float32(0), shape))
 
 
@@ -85,7 +85,7 @@ class Norm(nnx.Module):
             wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
         normal = wide * jax.lax.rsqrt(square + self.epsilon)
-        scaled = normal * (self.scale[...] + 1 if self.shift else self.scale[...])
+        scaled = normal * (self.scale[...] + np.float32(self.shift))
         if self.bias is not None:
             scaled = scaled + self.bias[...]
         return scaled.astype(x.dtype)
@@ -222,8 +222,7 @@ class Block(nnx.Module):
         self.parallel = config.family.parallel
 
     def _normal(self, name: str, x: jax.Array) -> jax.Array:
-        norm = getattr(self, name, None)
-        return x if norm is None else norm(x)
+        return getattr(self, name, lambda same: same)(x)  # a block has some of the norms
 
     def __call__(self, x: jax.Array) -> jax.Array:
         mixed = x + self._normal("post_1", self.attn(self._normal("ln_1", x)))
@@ -252,14 +251,13 @@ class Decoder(nnx.Module):
         (length,) = tokens.shape
         if length > self.positions:
             raise _check.reject("length", length, f"the model has {self.positions} positions")
-        dtype = jnp.dtype(self.dtype)
-        x = self.scale * jnp.take(self.wte[...], tokens, axis=0)
+        x = np.float32(self.scale) * jnp.take(self.wte[...], tokens, axis=0)
         if self.wpe is not None:
             x = x + self.wpe[:length]
-        x = x.astype(dtype)
+        x = x.astype(self.dtype)
         for block in self.h:
             x = block(x)
         table = self.wte if self.lm_head is None else self.lm_head
         x = self.ln_f(x)
-        logits = jnp.matmul(x, table[...].T.astype(dtype), preferred_element_type=jnp.float32)
+        logits = jnp.matmul(x, table[...].T.astype(self.dtype), preferred_element_type=jnp.float32)
         return logits if self.cap is None else self.cap * jnp.tanh(logits / self.cap)

@@ -83,7 +83,9 @@ def gpt2_model(
         elif plain[path].shape != shape:
             wrong_shape = f"{'.'.join(path)} {plain[path].shape}"
             raise _check.reject("folder", wrong_shape, f"must have shape {shape}")
-        if lora is not None and path[-1] == "kernel" and "/".join(path[2:4]) in adapted:
+        if lora is None:  # a base that is frozen stays as its file has it, often bfloat16
+            plain[path] = plain[path].astype(jnp.float32)
+        elif path[-1] == "kernel" and "/".join(path[2:4]) in adapted:
             low = adapter_draws.standard_normal((shape[0], lora.rank), np.float32)
             adapters[*path[:-1], "lora_a"] = jnp.asarray(low / np.float32(np.sqrt(shape[0])))
             adapters[*path[:-1], "lora_b"] = jnp.zeros((lora.rank, shape[1]))
@@ -240,7 +242,7 @@ def load_pretrained(
 
 
 def _weights(folder: Path, config: DecoderConfig) -> dict[nnx_model.Path, jax.Array]:
-    """The parameters without adapters in a Hugging Face folder, float32, by path."""
+    """The parameters without adapters in a Hugging Face folder, as they are stored, by path."""
     files = _locate(folder)
     older = "transformer." if "wte.weight" in files else ""  # a prefix that first files lack
     values = {}
@@ -251,7 +253,7 @@ def _weights(folder: Path, config: DecoderConfig) -> dict[nnx_model.Path, jax.Ar
         if name not in files:
             raise _check.reject("folder", str(folder), f"its weights lack the tensor {name}")
         with safe_open(files[name], framework="flax") as tensors:
-            value = tensors.get_tensor(name).astype(jnp.float32)
+            value = tensors.get_tensor(name)
         value = value if tensor.rows is None else value[tensor.rows]
         values[tensor.path] = value.T if tensor.turned else value
     for name in files.keys() - names:
