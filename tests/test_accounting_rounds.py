@@ -154,6 +154,7 @@ def test_weights_of_large_numbers_lose_no_mass(mixture, mean):
     weights = np.exp(mixture().log_weights)
     assert abs(math.fsum(weights) - 1) < 1e-14
     assert mixture().mean == pytest.approx(mean, rel=1e-12)
+    assert mixture() == mixture() != Mixture.binomial(1, 0.1)  # what laws are remembered by
 
 
 def test_weights_that_do_not_add_up_to_1_are_refused():
@@ -175,8 +176,9 @@ def test_what_the_window_loses_and_infinite_losses_are_added():
     for extra in ({"log_lost": math.log(1e-3)}, {"infinite": 1e-3}):
         with_it = math.exp(dataclasses.replace(composed, **extra).log_delta(6.0))
         assert with_it == pytest.approx(log_delta + 1e-3, rel=1e-6)
-    unsure = dataclasses.replace(composed, rounding=1e-3).log_delta(6.0)
-    assert unsure > composed.log_delta(6.0)
+    unsure = dataclasses.replace(composed, rounding=1e-3)
+    assert unsure.log_delta(6.0) > composed.log_delta(6.0)
+    assert unsure.log_delta_below(6.0) < composed.log_delta_below(6.0)
 
 
 def test_window_rejects_epsilons_it_does_not_cover():
