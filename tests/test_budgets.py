@@ -31,7 +31,7 @@ NODES = {
     "mfopt/strategies": 15_425,
     "mfopt/testing": 9_640,
     "mfopt/torch": 18_345,
-    "mfopt/training": 59_995,
+    "mfopt/training": 59_910,
     "cli": 27_435,
     "tests": 291_205,
 }

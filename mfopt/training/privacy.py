@@ -30,7 +30,6 @@ from mfopt.workloads import PrefixSums, ToeplitzWorkload
 # Norm of the noise in the sum of all steps, in norms of the largest possible signal in it. Language
 # models still learn at 1 (noise spreads over all directions, the signal over few).
 HOPELESS = 10.0
-SMALL = 1000  # units whose number one of them changes by 0.1% or more
 REPORT_FORMAT = 3
 _MOST_NUMBERS = 20_000  # of C in a report; a larger one is in its factorization file
 
@@ -197,15 +196,6 @@ def _warnings_of(execution: Execution, sizes: dict[str, float], delta: float) ->
         )
     expected = execution.sampler.expected_batch
     normalizer = execution.normalizer
-    population = execution.sampler.population
-    scheme = execution.sampler.scheme
-    hidden = scheme.independent and not scheme.public_order  # a unit may be there or not
-    if hidden and normalizer == expected and population < SMALL:
-        warnings.append(
-            f"each sum is divided by {normalizer:.4g}, {_PUBLIC_NUMBER} {population} "
-            f"{execution.units.describe()['unit']}s: one more or less changes it visibly, and the "
-            "guarantee takes their number as public. Give a rounded `normalizer` if it is not"
-        )
     if not 0.1 <= normalizer / expected <= 10:
         warnings.append(
             f"each sum is divided by {normalizer:.4g}, and {expected:.4g} units are expected in a "
@@ -226,9 +216,11 @@ CHOSEN = {
     "": "by the noise, from public numbers",
     "learning_rate": "by the settings: how is not known, and not covered if private data decided",
 }
-_PUBLIC_NUMBER = "which tells that there are"
 SIGMA_UNIT = "relative to the clip norm, for C as stored"
-PUBLIC = ("number of units", "all settings")
+PUBLIC = (
+    "number of units (what sums are divided by tells it, unless `normalizer` is set)",
+    "all settings",
+)
 NOT_COVERED = (
     "metrics, plots and evaluations on held-out users: computed without noise",
     "checkpoints: they hold the secret keys of noise and sampling; export the model instead",
@@ -357,7 +349,7 @@ def report_text(facts: JsonObject) -> str:
         rows.append(("NO GUARANTEE", "the seed is pinned: whoever knows it can remove the noise"))
     if guarantee["status"] == "estimate":
         rows.append(("NO GUARANTEE", "the account is an estimate: certify the file first"))
-    # that the default normalizer is as public as the number of units is no fault of the settings
-    rows += [("note" if _PUBLIC_NUMBER in text else "WARNING", text) for text in facts["warnings"]]
+    rows.append(("taken as public", "; ".join(facts["treated_as_public"])))
+    rows += [("WARNING", text) for text in facts["warnings"]]
     lines = [f"{name:<17} {value}" for name, value in rows]
     return "\n".join([*lines, "not covered:", *(f"  - {text}" for text in facts["not_covered"])])
