@@ -101,7 +101,7 @@ class Workload(abc.ABC):
 class PrefixSums(Workload):
     """A[t, j] = 1 for j <= t: the partial sums that SGD with a constant learning rate follows."""
 
-    kind: ClassVar[str] = "prefix"
+    kind = "prefix"
 
     def toeplitz_coefs(self, n: int) -> np.ndarray:
         return np.ones(n)
@@ -118,7 +118,7 @@ class ToeplitzWorkload(Workload):
     """A with A[t, j] = coefs[t - j]; defined for n <= len(coefs)."""
 
     coefs: np.ndarray
-    kind: ClassVar[str] = "toeplitz"
+    kind = "toeplitz"
     dimensions: ClassVar[dict[str, int]] = {"coefs": 1}
 
     def __post_init__(self) -> None:
@@ -151,7 +151,7 @@ class Momentum(Workload):
 
     momentum: float
     learning_rates: np.ndarray
-    kind: ClassVar[str] = "momentum"
+    kind = "momentum"
     dimensions: ClassVar[dict[str, int]] = {"learning_rates": 1}
 
     def __post_init__(self) -> None:
@@ -179,7 +179,7 @@ class DenseWorkload(Workload):
     """Any invertible lower-triangular A, used for n = its size exactly."""
 
     matrix: np.ndarray
-    kind: ClassVar[str] = "dense"
+    kind = "dense"
     dimensions: ClassVar[dict[str, int]] = {"matrix": 2}
 
     def __post_init__(self) -> None:

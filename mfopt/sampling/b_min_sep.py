@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar
 
 import numpy as np
 
@@ -27,8 +26,8 @@ class BMinSep(SeparatedScheme):
     0.015384615384615385
     """
 
-    kind: ClassVar[str] = "b-min-sep"
-    mistaken_for: ClassVar[str] = "beginning with every unit available"
+    kind = "b-min-sep"
+    mistaken_for = "beginning with every unit available"
 
     @property
     def probability(self) -> float:

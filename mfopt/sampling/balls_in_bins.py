@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 from mfopt.sampling.base import AssignedBins
 
@@ -22,10 +21,10 @@ class BallsInBins(AssignedBins):
     2048
     """
 
-    kind: ClassVar[str] = "balls-in-bins"
-    independent: ClassVar[bool] = True
-    prefix_closed: ClassVar[bool] = True
-    mistaken_for: ClassVar[str] = "reassigning units in each epoch"
+    kind = "balls-in-bins"
+    independent = True
+    prefix_closed = True
+    mistaken_for = "reassigning units in each epoch"
 
     def words(self) -> str:
         return (

@@ -279,8 +279,8 @@ class SeparatedScheme(BinScheme, abstract=True):
     """
 
     separation: int = 1
-    independent: ClassVar[bool] = True
-    prefix_closed: ClassVar[bool] = True
+    independent = True
+    prefix_closed = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

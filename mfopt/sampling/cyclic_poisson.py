@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar
 
 import numpy as np
 import scipy
@@ -32,10 +31,10 @@ class CyclicPoisson(Scheme):
     probability: float
     bands: int
     iterations: int
-    kind: ClassVar[str] = "cyclic-poisson"
-    independent: ClassVar[bool] = True
-    prefix_closed: ClassVar[bool] = True
-    bands_are_groups: ClassVar[bool] = True
+    kind = "cyclic-poisson"
+    independent = True
+    prefix_closed = True
+    bands_are_groups = True
 
     @classmethod
     def for_batch(

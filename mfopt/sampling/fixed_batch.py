@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import numpy as np
 import scipy
@@ -26,11 +25,11 @@ class FixedBatch(Scheme):
     batch_size: int
     population: int
     iterations: int
-    kind: ClassVar[str] = "fixed-batch"
-    independent: ClassVar[bool] = False
-    prefix_closed: ClassVar[bool] = True
+    kind = "fixed-batch"
+    independent = False
+    prefix_closed = True
     # who is there is public, and what they contribute is not
-    run_adjacency: ClassVar[Adjacency] = "zero-out"
+    run_adjacency = "zero-out"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import numpy as np
 import scipy
@@ -23,10 +22,10 @@ class FixedOrder(BinScheme):
     array([1, 4, 7])
     """
 
-    kind: ClassVar[str] = "fixed-order"
-    independent: ClassVar[bool] = False
-    prefix_closed: ClassVar[bool] = True
-    public_order: ClassVar[bool] = True
+    kind = "fixed-order"
+    independent = False
+    prefix_closed = True
+    public_order = True
     step_name = "iteration"
 
     def sample(self, step: int, population: int, seed: int = 0) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 from mfopt._runtime import _check
 from mfopt.sampling.base import AssignedBins
@@ -27,10 +26,10 @@ class FreshBins(AssignedBins):
     """
 
     rethrow: int = 1
-    kind: ClassVar[str] = "fresh-bins"
-    independent: ClassVar[bool] = True
-    prefix_closed: ClassVar[bool] = True
-    mistaken_for: ClassVar[str] = "reassigning units at other epochs"
+    kind = "fresh-bins"
+    independent = True
+    prefix_closed = True
+    mistaken_for = "reassigning units at other epochs"
 
     def __post_init__(self) -> None:
         super().__post_init__()

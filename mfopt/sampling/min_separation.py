@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar
 
 import numpy as np
 
@@ -28,10 +27,10 @@ class MinSeparation(Scheme):
     iterations: int
     separation: int
     max_participations: int
-    kind: ClassVar[str] = "min-separation"
-    independent: ClassVar[bool] = False
-    prefix_closed: ClassVar[bool] = True
-    executable: ClassVar[bool] = False
+    kind = "min-separation"
+    independent = False
+    prefix_closed = True
+    executable = False
     step_name = "round"
 
     @property

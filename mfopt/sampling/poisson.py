@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import numpy as np
 import scipy
@@ -22,9 +21,9 @@ class Poisson(Scheme):
 
     probability: float
     iterations: int
-    kind: ClassVar[str] = "poisson"
-    independent: ClassVar[bool] = True
-    prefix_closed: ClassVar[bool] = True
+    kind = "poisson"
+    independent = True
+    prefix_closed = True
 
     def expected_batch(self, population: int) -> float:
         """Mean number of units in an iteration."""

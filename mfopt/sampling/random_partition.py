@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar
 
 import numpy as np
 
@@ -25,8 +24,8 @@ class RandomPartition(SeparatedScheme):
     CyclicPoisson(probability=0.125, bands=16, iterations=2048)
     """
 
-    kind: ClassVar[str] = "random-partition"
-    mistaken_for: ClassVar[str] = "a partition that is fixed or known"
+    kind = "random-partition"
+    mistaken_for = "a partition that is fixed or known"
 
     @property
     def cyclic(self) -> CyclicPoisson:

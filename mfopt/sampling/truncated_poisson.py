@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 import numpy as np
 import scipy
 
 from mfopt.sampling._generator import generator, subset
-from mfopt.sampling.base import Adjacency, Frozen, Scheme
+from mfopt.sampling.base import Frozen, Scheme
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,11 +26,11 @@ class TruncatedPoisson(Scheme):
     batch_size: int
     population: int
     iterations: int
-    kind: ClassVar[str] = "truncated-poisson"
-    independent: ClassVar[bool] = False
-    prefix_closed: ClassVar[bool] = True
+    kind = "truncated-poisson"
+    independent = False
+    prefix_closed = True
     # a unit that is gone makes room for another in a full batch
-    run_adjacency: ClassVar[Adjacency] = "zero-out"
+    run_adjacency = "zero-out"
 
     def sample(self, step: int, population: int, seed: int) -> np.ndarray:
         """Indices of the units of iteration ``step``, increasing; at most ``batch_size``."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,8 +22,8 @@ class Banded(Strategy):
     """
 
     columns: Array = parameter(dimensions=2)
-    kind: ClassVar[str] = "banded"
-    scaled_by: ClassVar[str] = "columns"
+    kind = "banded"
+    scaled_by = "columns"
 
     @property
     def bands(self) -> int:

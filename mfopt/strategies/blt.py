@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +18,7 @@ from mfopt.strategies.fields import Array, parameter
 class Exponentials(Strategy):
     """C with exponentials ω_i λ_i^k, ω >= 0 and λ in [0, 1], below a diagonal g > 0."""
 
-    scaled_by: ClassVar[str] = "gain"
+    scaled_by = "gain"
 
     if TYPE_CHECKING:  # parameters of the subclass, which has them in an order of its own
 
@@ -63,7 +63,7 @@ class BLT(Exponentials, ToeplitzStrategy):
     scale: Array = parameter(dimensions=1)
     decay: Array = parameter(dimensions=1)
     gain: Array = parameter(dimensions=0, default=1.0)
-    kind: ClassVar[str] = "blt"
+    kind = "blt"
 
     @property
     def buffers(self) -> int:

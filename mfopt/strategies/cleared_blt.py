@@ -9,8 +9,6 @@ short period only, and few blocks.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,7 +47,7 @@ class ClearedBLT(Buffered):
     periods: tuple[int, ...] = setting(check=_counts)
     blocks: tuple[int, ...] = setting(check=_counts)
     gain: Array = parameter(dimensions=0, default=1.0)
-    kind: ClassVar[str] = "cleared-blt"
+    kind = "cleared-blt"
 
     @property
     def lengths(self) -> tuple[int, ...]:

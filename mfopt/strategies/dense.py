@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import jax.numpy as jnp
 import numpy as np
 
@@ -21,8 +19,8 @@ class Dense(Strategy):
     """
 
     matrix: Array = parameter(dimensions=2)
-    kind: ClassVar[str] = "dense"
-    scaled_by: ClassVar[str] = "matrix"
+    kind = "dense"
+    scaled_by = "matrix"
 
     def check_parameters(self) -> None:
         if self.matrix.shape[0] != self.matrix.shape[1]:

@@ -8,7 +8,7 @@ Coefficients are NumPy's: nothing is compiled for each number of bands.
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from mfopt.strategies.toeplitz import Toeplitz
 class Identity(ToeplitzStrategy):
     """C = I: independent noise in each step (DP-SGD), for any n."""
 
-    kind: ClassVar[str] = "identity"
+    kind = "identity"
 
     @property
     def is_identity(self) -> bool:
@@ -59,7 +59,7 @@ def power_coefs(exponent: Any, n: int, bands: int) -> Any:
 class SquareRoot(ToeplitzStrategy):
     """Square root of the prefix-sum matrix, for any n."""
 
-    kind: ClassVar[str] = "sqrt"
+    kind = "sqrt"
 
     def toeplitz_coefs(self, n: int) -> np.ndarray:
         return power_coefs(-0.5, self.check_size(n), n)
@@ -73,7 +73,7 @@ class BandedSquareRoot(ToeplitzStrategy):
     """First ``bands`` coefficients of the square root (Kalinin and Lampert 2024)."""
 
     bands: int = setting()
-    kind: ClassVar[str] = "banded-sqrt"
+    kind = "banded-sqrt"
 
     def toeplitz_coefs(self, n: int) -> np.ndarray:
         return power_coefs(-0.5, self.check_size(n), self.bands)
@@ -100,7 +100,7 @@ class BandedInverseSquareRoot(_BandedInverse):
     """
 
     bands: int = setting()
-    kind: ClassVar[str] = "banded-inverse-sqrt"
+    kind = "banded-inverse-sqrt"
 
     def inverse_coefs(self, n: int) -> Array:
         return power_coefs(0.5, self.check_size(n), self.bands)
@@ -116,7 +116,7 @@ class BandedInverseRoot(_BandedInverse):
 
     exponent: Array = parameter(dimensions=0)
     bands: int = setting()
-    kind: ClassVar[str] = "banded-inverse-root"
+    kind = "banded-inverse-root"
 
     def inverse_coefs(self, n: int) -> Array:
         return power_coefs(self.exponent, self.check_size(n), self.bands)

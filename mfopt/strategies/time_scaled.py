@@ -7,8 +7,6 @@ up for nearly all of that, and C⁻¹z = diag(1/d) B⁻¹ diag(1/r) z is streame
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,8 +42,8 @@ class TimeScaled(Strategy):
     base: Strategy = inner()
     rows: Array = parameter(dimensions=1, default=(1.0,))
     columns: Array = parameter(dimensions=1, default=(1.0,))
-    kind: ClassVar[str] = "time-scaled"
-    scaled_by: ClassVar[str] = "columns"
+    kind = "time-scaled"
+    scaled_by = "columns"
 
     def check_parameters(self) -> None:
         if isinstance(self.base, TimeScaled):

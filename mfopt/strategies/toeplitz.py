@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,8 +19,8 @@ class Toeplitz(ToeplitzStrategy):
     """
 
     coefs: Array = parameter(dimensions=1)
-    kind: ClassVar[str] = "toeplitz"
-    scaled_by: ClassVar[str] = "coefs"
+    kind = "toeplitz"
+    scaled_by = "coefs"
 
     def check_size(self, n: int) -> int:
         coefficients = len(self.coefs)
@@ -43,8 +41,8 @@ class BandedToeplitz(ToeplitzStrategy):
     """
 
     coefs: Array = parameter(dimensions=1)
-    kind: ClassVar[str] = "banded-toeplitz"
-    scaled_by: ClassVar[str] = "coefs"
+    kind = "banded-toeplitz"
+    scaled_by = "coefs"
 
     @property
     def bands(self) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import jax.numpy as jnp
 import numpy as np
 
@@ -22,7 +20,7 @@ class Tree(Strategy):
     inverse and that inverse's Cholesky factor C⁻¹ are M-matrices, hence C >= 0.
     """
 
-    kind: ClassVar[str] = "tree"
+    kind = "tree"
 
     @compiled("n")
     def materialize(self, n: int) -> Array:

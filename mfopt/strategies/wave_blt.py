@@ -7,8 +7,6 @@ its trough at the end of an epoch costs three.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import jax
 import jax.numpy as jnp
 
@@ -45,7 +43,7 @@ class WaveBLT(Exponentials, ToeplitzStrategy):
     frequency: Array = parameter(dimensions=0)
     phase: Array = parameter(dimensions=0)
     gain: Array = parameter(dimensions=0, default=1.0)
-    kind: ClassVar[str] = "wave-blt"
+    kind = "wave-blt"
 
     @property
     def buffers(self) -> int:
