@@ -113,7 +113,6 @@ def test_min_separation_checks_a_schedule():
         lambda: MinSeparation(5, 0, 1),
         lambda: FixedOrder(2, 1.5),
         lambda: BallsInBins(True, 1),
-        lambda: CyclicPoisson.for_batch(30, 100, 4, 10),
         lambda: Poisson(0.5, 3).sample(0, -1, 0),
         lambda: Poisson(0.5, 3).sample(0, 10, -1),
     ],

@@ -102,17 +102,6 @@ def test_a_subclass_with_another_matrix_has_its_own_error():
     assert "blt_scale" not in FadingBLT(**blt.arrays()).inverse_arrays(N)
 
 
-def test_normalized_is_the_same_matrix_up_to_a_constant():
-    strategy = every_scaled(N)[3]
-    ratio = strategy.normalized().materialize(N)
-    lower = np.tril_indices(N)
-    ratio = ratio[lower] / strategy.materialize(N)[lower]
-    np.testing.assert_allclose(ratio, ratio[0], rtol=1e-12)
-    repeated = strategy.normalized()
-    for diagonal in repeated.diagonals(N):
-        assert np.mean(np.log(diagonal)) == pytest.approx(0, abs=1e-14)
-
-
 def test_constant_diagonals_change_nothing_but_the_scale():
     blt = every_strategy(N)["blt"]
     plain, scaled = blt.materialize(N), S.TimeScaled(blt, columns=[2.0])

@@ -24,8 +24,8 @@ class CyclicPoisson(Scheme):
     them. ``probability`` is the sampling probability *within the group*: ``bands`` times the rate
     batch / population that plain Poisson sampling would have.
 
-    >>> CyclicPoisson.for_batch(batch_size=500, population=50_000, bands=4, iterations=2000)
-    CyclicPoisson(probability=0.04, bands=4, iterations=2000)
+    >>> CyclicPoisson(probability=0.04, bands=4, iterations=2000).expected_batch(50_000)
+    500.0
     """
 
     probability: float
@@ -35,26 +35,6 @@ class CyclicPoisson(Scheme):
     independent = True
     prefix_closed = True
     bands_are_groups = True
-
-    @classmethod
-    def for_batch(
-        cls, batch_size: float, population: int, bands: int, iterations: int
-    ) -> CyclicPoisson:
-        """The scheme with ``batch_size`` expected units in an iteration.
-
-        Args:
-          batch_size: expected units of an iteration.
-          population: units in the data set.
-          bands: bands of C; 0 where there are none.
-          iterations: training iterations n.
-        """
-        batch_size = _check.positive("batch_size", batch_size)
-        rate = batch_size / _check.integer("population", population)
-        if rate * _check.integer("bands", bands) > 1:
-            rule = f"a group has only about {population / bands:g} units (population / bands)"
-            way_out = "Use a smaller batch or fewer bands."
-            raise _check.reject("batch_size", batch_size, rule, way_out)
-        return cls(rate * bands, bands, iterations)
 
     @property
     def rounds(self) -> int:

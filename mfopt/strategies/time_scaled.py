@@ -54,17 +54,6 @@ class TimeScaled(Strategy):
         if rows != columns and 1 not in (rows, columns):
             raise _check.reject("rows, columns", (rows, columns), "must be equally long")
 
-    def normalized(self) -> TimeScaled:
-        """The same C up to a constant: both diagonals with geometric mean 1.
-
-        A factor that moves between r and d changes nothing, and one of C only σ.
-        """
-        rows, columns = (
-            np.exp(logs - np.mean(logs))
-            for logs in (np.log(np.asarray(self.rows)), np.log(np.asarray(self.columns)))
-        )
-        return TimeScaled(self.base, rows, columns)
-
     def check_size(self, n: int) -> int:
         n = self.base.check_size(n)
         for name in ("rows", "columns"):
