@@ -28,7 +28,7 @@ NODES = {
     "mfopt/noise": 29_280,
     "mfopt/optimize": 26_495,
     "mfopt/sampling": 7_440,
-    "mfopt/strategies": 15_215,
+    "mfopt/strategies": 15_190,
     "mfopt/testing": 9_640,
     "mfopt/torch": 18_345,
     "mfopt/training": 59_910,

@@ -59,9 +59,11 @@ def test_a_parameter_or_property_may_have_the_name_of_another_kinds_method():
         kind = "test-named"
         diagonals: S.Array = S.parameter(dimensions=1)
         tables = property(lambda self: len(self.diagonals))
+        gram = staticmethod(lambda scheme: jnp.eye(scheme.bins))  # in float64 all the same
 
     strategy = Named(0.5, np.ones(3))
     assert strategy.tables == 3 and {*strategy.arrays()} == {"level", "diagonals"}
+    assert strategy.gram(SCHEME).dtype == np.float64
 
 
 class WrongNoise(Healthy):

@@ -40,10 +40,7 @@ class Banded(Strategy):
         return cls(columns)
 
     def check_size(self, n: int) -> int:
-        columns = self.columns.shape[1]
-        return self._within_limit(
-            super().check_size(n), columns, f"this banded strategy has {columns} columns"
-        )
+        return self._known_for(self.columns.shape[1], n)
 
     def entries(self, n: int) -> Array:
         """``columns`` cut to n and with the unused corner set to 0, shape (bands, n)."""

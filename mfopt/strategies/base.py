@@ -89,7 +89,9 @@ class Strategy(abc.ABC):
         for name in _NUMERIC & cls.__dict__.keys():
             method = cls.__dict__[name]
             if callable(method) and not getattr(method, MARK, False):  # no parameter, no property
-                setattr(cls, name, float64(method))
+                wrapped: Any = float64(method)
+                is_static = isinstance(method, staticmethod)
+                setattr(cls, name, staticmethod(wrapped) if is_static else wrapped)
         dataclasses.dataclass(frozen=True, eq=False)(cls)
         if "kind" in cls.__dict__:
             _register(cls)
@@ -239,10 +241,10 @@ class Strategy(abc.ABC):
         """``n``, refused where this C is not defined for so many iterations."""
         return _check.integer("n", n)
 
-    @staticmethod
-    def _within_limit(n: int, limit: int, rule: str) -> int:
-        """``n``, refused by ``rule`` beyond the ``limit`` iterations that C is known for."""
-        if n > limit:
+    def _known_for(self, limit: int, n: int) -> int:
+        """``n``, refused beyond the ``limit`` iterations that C is known for."""
+        if Strategy.check_size(self, n) > limit:
+            rule = f"this {self.kind} strategy is known for {limit} steps"
             way_out = "Use it for at most that many iterations, or optimize one for n."
             raise _check.reject("n", n, rule, way_out)
         return n

@@ -55,13 +55,8 @@ class TimeScaled(Strategy):
             raise _check.reject("rows, columns", (rows, columns), "must be equally long")
 
     def check_size(self, n: int) -> int:
-        n = self.base.check_size(n)
-        for name in ("rows", "columns"):
-            length = len(getattr(self, name))
-            if length > 1:
-                rule = f"the {name} of this time-scaled strategy are known for {length} steps"
-                self._within_limit(n, length, rule)
-        return n
+        n, known = self.base.check_size(n), max(len(self.rows), len(self.columns))
+        return n if known == 1 else self._known_for(known, n)
 
     def diagonals(self, n: int) -> tuple[Array, Array]:
         """(r, d), each of shape (n,)."""
