@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import html
-import io
 import re
 from collections.abc import Sequence
-from typing import Any
 
 
 def whole(title: str, parts: Sequence[str]) -> str:
@@ -41,17 +39,6 @@ def sparkline(values: Sequence[float]) -> str:
         "<svg width='160' height='32' viewBox='-1 -1 162 34'>"
         f"<polyline points='{points}' fill='none' stroke='currentColor'/></svg>"
     )
-
-
-def svg(figure: Any) -> str:
-    """A matplotlib figure as an element of a page; the same for the same figure."""
-    import matplotlib
-
-    buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "mfopt", "svg.fonttype": "path"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    image = buffer.getvalue()
-    return image[image.index("<svg") :]
 
 
 _PAGE = """<!doctype html>

@@ -181,28 +181,24 @@ def write_files(
       kinds: suffixes of the files that are wanted.
     """
     stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = {end: stem.with_name(f"{stem.name}{end}") for end in (*texts, *figures)}
-    chosen = [end for end in texts if end.rpartition(".")[2] in kinds]
-    written = [write(paths[end], texts[end]) for end in chosen]
+    contents: dict[str, str | bytes] = {
+        end: text for end, text in texts.items() if end.rpartition(".")[2] in kinds
+    }
     for part, figure in figures.items():
-        written += save(figure, paths[part], kinds)
-    return written
+        contents |= {f"{part}.{kind}": rendered(figure, kind) for kind in FORMATS if kind in kinds}
+    return [write(stem.with_name(f"{stem.name}{end}"), x) for end, x in contents.items()]
 
 
-def save(figure: Figure, stem: Path, kinds: Collection[str] = FORMATS) -> list[Path]:
-    """Write ``stem``.png and ``stem``.svg, each atomically; equal figures give equal bytes."""
-    figure.set_dpi(_DPI)  # of the layout, in both formats
-    written = []
-    for kind in (kind for kind in FORMATS if kind in kinds):
-        buffer = io.BytesIO()
-        with matplotlib.rc_context({"svg.hashsalt": "mfopt", "svg.fonttype": "path"}):
-            metadata = {"Date": None} if kind == "svg" else None
-            figure.savefig(buffer, format=kind, dpi=_DPI, metadata=metadata)
-        written.append(write(stem.with_name(f"{stem.name}.{kind}"), buffer.getvalue()))
-    return written
+def rendered(figure: Figure, kind: str) -> bytes:
+    """A figure as a file of this format; equal figures give equal bytes."""
+    figure.set_dpi(_DPI)  # of the layout, in all formats
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "mfopt", "svg.fonttype": "path"}):
+        metadata = {"Date": None} if kind == "svg" else None
+        figure.savefig(buffer, format=kind, dpi=_DPI, metadata=metadata)
+    return buffer.getvalue()
 
 
 def write_figure(figure: Figure, path: Path) -> Path:
     """Write a figure in the format that the suffix names."""
-    kind = path.suffix.lstrip(".") or "png"
-    return write(path, lambda stream: figure.savefig(stream, format=kind, dpi=_DPI))
+    return write(path, rendered(figure, path.suffix.lstrip(".") or "png"))

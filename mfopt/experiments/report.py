@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mfopt import query_error, words
-from mfopt._runtime._page import facts, section, svg, text, whole
+from mfopt._runtime._page import facts, section, text, whole
 from mfopt._version import __version__
 from mfopt.accounting import Mechanism, account
 from mfopt.accounting.closed_form import gaussian
@@ -92,7 +92,8 @@ def page(factorization: Factorization, name: str = "mechanism.npz") -> str:
     ]
     # each panel a figure, readable on a narrow screen
     drawings = [plots.draw([panel]) for panel in mechanism_plot.panels(factorization)]
-    figures = "".join(f"<figure>{svg(drawing)}</figure>" for drawing in drawings)
+    images = (plots.rendered(figure, "svg").decode() for figure in drawings)
+    figures = "".join(f"<figure>{image[image.index('<svg') :]}</figure>" for image in images)
     parts = {
         "What is guaranteed": _guarantee(factorization),
         "The sampling you must execute": sampling,
