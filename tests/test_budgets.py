@@ -29,7 +29,7 @@ NODES = {
     "mfopt/optimize": 26_495,
     "mfopt/sampling": 7_440,
     "mfopt/strategies": 15_190,
-    "mfopt/testing": 9_640,
+    "mfopt/testing": 9_590,
     "mfopt/torch": 18_345,
     "mfopt/training": 59_910,
     "cli": 27_435,

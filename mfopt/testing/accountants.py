@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -64,7 +66,16 @@ def check_accountant(
     if patterns is None and mechanism.sampling.executable:
         patterns = drawn_patterns(mechanism)
     if patterns is not None:
-        _executed(mechanism, sigma, patterns, effort)
+        # at little noise, where a threshold tells what is executed from what is accounted
+        points = itertools.product((sigma, 0.3 * sigma), (0.1, 1.0))
+        not_below_executed(
+            mechanism,
+            patterns,
+            points,
+            lambda sigma, epsilon: (
+                account(mechanism, noise_multiplier=sigma, epsilon=epsilon, **effort).delta
+            ),
+        )
 
 
 def drawn_patterns(mechanism: Mechanism) -> np.ndarray:
@@ -90,7 +101,7 @@ def drawn_patterns(mechanism: Mechanism) -> np.ndarray:
     return counts
 
 
-def shown_delta(
+def _shown_delta(
     mechanism: Mechanism, sigma: float, epsilon: float, patterns: np.ndarray
 ) -> tuple[float, float]:
     """(δ, its uncertainty) that the drawn participations show at this σ and ε, without any theory.
@@ -206,18 +217,19 @@ def _bad_numbers(mechanism: Mechanism, sigma: float, delta: float) -> None:
             )
 
 
-def _executed(mechanism: Mechanism, sigma: float, patterns: np.ndarray, effort: JsonObject) -> None:
-    # at little noise, where a threshold tells what is executed from what is accounted
-    for factor in (1.0, 0.3):
-        for epsilon in (0.1, 1.0):
-            shown, uncertain = shown_delta(mechanism, factor * sigma, epsilon, patterns)
-            if shown - uncertain <= 0:
-                continue
-            stated = account(
-                mechanism, noise_multiplier=factor * sigma, epsilon=epsilon, **effort
-            ).delta
+def not_below_executed(
+    mechanism: Mechanism,
+    patterns: np.ndarray,
+    points: Iterable[tuple[float, float]],
+    delta: Callable[[float, float], float],
+) -> None:
+    """Hold δ at each (σ, ε) against what the drawn participations show there."""
+    for sigma, epsilon in points:
+        shown, uncertain = _shown_delta(mechanism, sigma, epsilon, patterns)
+        if shown > uncertain:
+            stated = delta(sigma, epsilon)
             rule(
                 stated >= (shown - uncertain) * (1 - 1e-6),
-                f"at σ = {factor * sigma:.4g} and ε = {epsilon} the account says δ = {stated:.4g}, "
+                f"at σ = {sigma:.4g} and ε = {epsilon:.4g} the account says δ = {stated:.4g}, "
                 f"and the scheme as it is executed shows {shown:.4g} (± {uncertain:.2g})",
             )
