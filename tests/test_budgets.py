@@ -25,7 +25,7 @@ NODES = {
     "mfopt/experiments": 16_525,
     "mfopt/factorization": 4_370,
     "mfopt/jax": 4_960,
-    "mfopt/noise": 29_280,
+    "mfopt/noise": 29_240,
     "mfopt/optimize": 26_495,
     "mfopt/sampling": 7_440,
     "mfopt/strategies": 15_190,

@@ -415,11 +415,12 @@ class NoiseStream:
         if not isinstance(state, NoiseState):
             raise _check.reject("state", type(state).__name__, "must come from init or next")
         self.refuse_other("state", state.digest, state.settings)
+        blocks = grouped(state.layout.shapes, state.layout.shardings)
         expected: dict[str, tuple[tuple[int, ...], npt.DTypeLike]] = {
             "key": ((_draws.KEY_WORDS,), np.uint32),
             "step": ((), np.int32),
             "mark": ((8,), np.uint32),
-            **self._arrays(state.layout),
+            **self.buffer_arrays(tuple(block.shape for block in blocks)),
         }
         check_arrays(parts_of(state), expected)
         if isinstance(state.step, jax.core.Tracer):
@@ -483,11 +484,6 @@ class NoiseStream:
             block.packed([by_leaf[i] for i in block.leaves]) if by_leaf else None
             for block in grouped(layout.shapes, layout.shardings)
         )
-
-    def _arrays(self, layout: Layout) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        """(shape, type) of every buffer of a state."""
-        blocks = grouped(layout.shapes, layout.shardings)
-        return self.buffer_arrays(tuple(block.shape for block in blocks))
 
     def _advance(
         self,
