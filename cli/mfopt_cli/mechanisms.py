@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -133,20 +134,21 @@ def prove(arguments: SimpleNamespace, verb: str) -> tuple[Factorization, Path | 
     return new, None if arguments.out is None else keep(new, arguments.out, force=arguments.force)
 
 
-def draw(
-    arguments: SimpleNamespace,
-    suffixes: tuple[str, ...],
-    write: Callable[[Factorization, Path], object],
-) -> None:
-    """Write a picture of a file to ``--out``, or beside it with the first of ``suffixes``."""
+@contextlib.contextmanager
+def picture(
+    arguments: SimpleNamespace, suffixes: tuple[str, ...]
+) -> Iterator[tuple[Factorization, Path]]:
+    """(mechanism of a file, where its picture is to be written inside); then say so.
+
+    That is ``--out``, or beside the file with the first of ``suffixes``.
+    """
     from mfopt._runtime import _files
 
     target = arguments.out or arguments.path.with_suffix(suffixes[0])
     _files.check_output(target, force=arguments.force, name="out", suffixes=suffixes)
     from mfopt.factorization import load
 
-    factorization = load(arguments.path)
-    write(factorization, target)
+    yield load(arguments.path), target
     if arguments.as_json:
         display.json_object({"path": str(target)})
     elif not arguments.quiet:
@@ -176,7 +178,7 @@ def without_correlation(factorization: Factorization) -> tuple[str, float] | Non
     return label, independent.noise_multiplier
 
 
-def epoch_ends(factorization: Factorization) -> EpochEnds | None:
+def _epoch_ends(factorization: Factorization) -> EpochEnds | None:
     """Error at epochs' ends beside its lower bound, None where there is none."""
     from mfopt import floor
 
@@ -190,7 +192,7 @@ def epoch_ends(factorization: Factorization) -> EpochEnds | None:
 
 def above_floor(factorization: Factorization) -> display.Rows:
     """A row of a table: how far the error at epochs' ends is above its lower bound."""
-    if (ends := epoch_ends(factorization)) is None:
+    if (ends := _epoch_ends(factorization)) is None:
         return []
     above = f"{100 * ends.above:.1f}% above the lower bound, {ends.floor:.4f}"
     return [("at epochs' ends", f"RMSE {ends.rmse:.4f}: {above}")]
@@ -198,7 +200,7 @@ def above_floor(factorization: Factorization) -> display.Rows:
 
 def summary(factorization: Factorization) -> JsonObject:
     """JSON output of a factorization."""
-    guarantee, ends = factorization.guarantee, epoch_ends(factorization)
+    guarantee, ends = factorization.guarantee, _epoch_ends(factorization)
     fields = (
         "rmse",
         "max_error",

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 from mfopt_cli import mechanisms, options
-
-if TYPE_CHECKING:
-    from mfopt.factorization import Factorization
 
 
 @options.command("plot")
@@ -28,9 +23,7 @@ def command(arguments: SimpleNamespace) -> None:
       mfopt plot mfopt-blt-16x128-eps2.npz --out blt.png
     """
 
-    def write(factorization: Factorization, path: Path) -> None:
+    with mechanisms.picture(arguments, (".png", ".svg", ".pdf")) as (factorization, target):
         from mfopt.experiments.mechanism_plot import plot
 
-        plot(factorization, path, mechanisms.without_correlation(factorization))
-
-    mechanisms.draw(arguments, (".png", ".svg", ".pdf"), write)
+        plot(factorization, target, mechanisms.without_correlation(factorization))

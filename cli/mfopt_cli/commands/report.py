@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 from mfopt_cli import mechanisms, options
-
-if TYPE_CHECKING:
-    from mfopt.factorization import Factorization
 
 
 @options.command("report")
@@ -27,10 +22,8 @@ def command(arguments: SimpleNamespace) -> None:
       mfopt report mfopt-blt-16x128-eps2.npz --out report.html
     """
 
-    def write(factorization: Factorization, target: Path) -> None:
+    with mechanisms.picture(arguments, (".html", ".htm")) as (factorization, target):
         from mfopt._runtime import _files
         from mfopt.experiments.report import page
 
         _files.write(target, page(factorization, arguments.path.name))
-
-    mechanisms.draw(arguments, (".html", ".htm"), write)
