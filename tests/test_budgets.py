@@ -26,7 +26,7 @@ NODES = {
     "mfopt/factorization": 4_370,
     "mfopt/jax": 4_960,
     "mfopt/noise": 29_240,
-    "mfopt/optimize": 26_495,
+    "mfopt/optimize": 26_440,
     "mfopt/sampling": 7_440,
     "mfopt/strategies": 15_190,
     "mfopt/testing": 9_590,

@@ -203,9 +203,7 @@ def parameterization_of(strategy: Strategy, n: int) -> Parameterization:
       UsageError: a kind that cannot be optimized.
     """
     if isinstance(strategy, TimeScaled):
-        entry = _KINDS.get(strategy.base.kind)
-        tilted = None if entry is None else entry.tilted
-        return parameterization.scaled(strategy, n, parameterization_of, tilted)
+        return scaled(find(strategy.base.kind)).parameterize(strategy, n)
     if strategy.kind not in _KINDS:
         raise _check.reject("strategy", strategy.kind, "has no parameters to optimize")
     return _KINDS[strategy.kind].parameterize(strategy, n)

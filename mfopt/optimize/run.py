@@ -407,16 +407,27 @@ class _Job:
         surrogate = self.problem.law.surrogate()
         if surrogate is None or not kind.tangents:
             return None
-        problem, traces = self.problem._replace(law=surrogate, grouped=False), list[StartedTrace]()
-        for start in candidates:
-            mapping = kind.parameterize(start, self.problem.scheme.iterations)
-            target = self._objective(problem, mapping, 64, self.target.seed)
-            traces.append(self._started(kind, mapping.build))
-            text = f"{kind.label}, in closed form"
-            attempt = _Attempt(target, kind, mapping.start, steps, text, problem=problem)
-            self._run(attempt, traces[-1])
+        problem = self.problem._replace(law=surrogate, grouped=False)
+        text = f"{kind.label}, in closed form"
+        traces = [self._from_start(problem, kind, start, steps, text, 64) for start in candidates]
         usable = [trace for trace in traces if trace.best is not None]
         return min(usable, key=lambda trace: trace.best_value, default=None)
+
+    def _from_start(
+        self,
+        problem: _Problem,
+        kind: Kind,
+        start: Strategy,
+        steps: int,
+        stage: str,
+        samples: int,
+    ) -> StartedTrace:
+        """Search a problem from one start, on so many samples."""
+        mapping = kind.parameterize(start, problem.scheme.iterations)
+        target = self._objective(problem, mapping, samples, self.target.seed)
+        trace = self._started(kind, mapping.build)
+        self._run(_Attempt(target, kind, mapping.start, steps, stage, problem=problem), trace)
+        return trace
 
     def _started(self, kind: Kind, build: Build) -> StartedTrace:
         """A trace for this problem."""
@@ -531,14 +542,10 @@ class _Job:
             return list(kind.starts(stage.size))
         n = coarse_problem.scheme.iterations
         start = kind.starts(stage.size._replace(n=n, bins=coarse_problem.scheme.bins))[0]
-        mapping = kind.parameterize(start, n)
-        target = self._objective(coarse_problem, mapping, kind.samples, self.target.seed)
-        trace = Trace()  # what is not for this scheme is kept by nobody
         text = f"{kind.label}, {coarse_problem.scheme.bins} bins first"
-        attempt = _Attempt(target, kind, mapping.start, _SCOUT_STEPS, text, problem=coarse_problem)
-        self._run(attempt, trace)
+        trace = self._from_start(coarse_problem, kind, start, _SCOUT_STEPS, text, kind.samples)
         if trace.best is not None:
-            start = built(mapping.build, trace.best)
+            start = trace.searched()
         direct = kind.starts(stage.size) if self.problem.scheme.iterations <= _OWN_STARTS else []
         return [kind.stretch(start, n, self.problem.scheme.iterations), *direct]
 

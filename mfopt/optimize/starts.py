@@ -177,11 +177,12 @@ def waves(size: Size) -> list[Strategy]:
 
 def as_wave(strategy: Strategy, size: Size) -> WaveBLT | None:
     """``strategy`` where it is a BLT with a wave of at most that size."""
-    if not isinstance(strategy, WaveBLT) or strategy.buffers > size.buffers:
+    if not isinstance(strategy, WaveBLT):
         return None
-    beside = BLT(strategy.scale, strategy.decay)
-    for _ in range(size.buffers - strategy.buffers):
-        beside = _one_more(beside)
+    arrays_beside = size.buffers - (strategy.buffers - len(strategy.scale))
+    beside = as_blt(BLT(strategy.scale, strategy.decay), size._replace(buffers=arrays_beside))
+    if beside is None:
+        return None
     return dataclasses.replace(strategy, scale=beside.scale, decay=beside.decay)
 
 
