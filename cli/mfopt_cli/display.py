@@ -137,7 +137,7 @@ def json_object(values: JsonObject | None) -> None:
     """
     context = click.get_current_context(silent=True)
     name = "" if context is None else context.command_path.partition(" ")[2]
-    print_json({"schema": SCHEMA, "command": name, **plain(values or {})})
+    print_json({"schema": SCHEMA, "command": name, **_plain(values or {})})
 
 
 def print_json(values: JsonObject) -> None:
@@ -145,14 +145,14 @@ def print_json(values: JsonObject) -> None:
     click.echo(json.dumps(values, indent=2, allow_nan=False))
 
 
-def plain(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """JSON-compatible copy of ``value``; numbers that are not finite become None."""
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if hasattr(value, "item"):
-        return plain(value.item())
+        return _plain(value.item())
     return value

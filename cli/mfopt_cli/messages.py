@@ -73,12 +73,12 @@ def of_usage(problem: UsageError, ctx: click.Context | None) -> str:
     if problem.argument is None:
         return translate(str(problem), ctx)
     names = [part.strip() for part in problem.argument.split(",")]
-    shown = ", ".join(flag(name, ctx) or name for name in names)
+    shown = ", ".join(_flag(name, ctx) or name for name in names)
     value = problem.value
     names_several = len(names) > 1 and isinstance(value, tuple | list) and len(value) == len(names)
     if names_several:
         pairs = zip(names, value, strict=True)
-        shown, value = ", ".join(f"{flag(n, ctx) or n} {v!r}" for n, v in pairs), None
+        shown, value = ", ".join(f"{_flag(n, ctx) or n} {v!r}" for n, v in pairs), None
     if isinstance(value, str):
         said = f" {value}" if value else ""  # the rule speaks of one that is empty
     else:
@@ -92,7 +92,7 @@ def translate(text: str, ctx: click.Context | None) -> str:
 
     def option(match: re.Match[str]) -> str:
         name, value = match[1], match[2]
-        typed_option = flag(name, ctx)
+        typed_option = _flag(name, ctx)
         if typed_option is None:
             return match[0]
         return typed_option if value in (None, "True") else f"{typed_option} {value}"
@@ -100,7 +100,7 @@ def translate(text: str, ctx: click.Context | None) -> str:
     return re.sub(r"`(\w+)(?:=([^`]*))?`", option, text)
 
 
-def flag(name: str, ctx: click.Context | None) -> str | None:
+def _flag(name: str, ctx: click.Context | None) -> str | None:
     """The option or argument of the running command that ``name`` stands for, as typed."""
     if ctx is None:
         return None

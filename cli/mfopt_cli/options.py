@@ -251,7 +251,7 @@ def apply(*decorators: Decorator) -> Decorator:
     return decorate
 
 
-def checked(rule: Callable[..., object]) -> Callable[..., object]:
+def _checked(rule: Callable[..., object]) -> Callable[..., object]:
     """A callback of an option whose value, where there is one, is held against ``rule``."""
     return lambda _, param, value: _check.optional(rule, param.name, value)
 
@@ -263,19 +263,19 @@ def _report(name: str, value: object) -> Path:
 
 
 # callbacks of arguments that must be there
-FILE = checked(_check.file)
-REPORT = checked(_report)
+FILE = _checked(_check.file)
+REPORT = _checked(_report)
 
 
 def eps(text: str = "Target ε > 0.", **keywords: object) -> Decorator:
     """``--eps``; a target, unless ``keywords`` have another callback."""
-    keywords = {"callback": checked(_check.epsilon), **keywords}
+    keywords = {"callback": _checked(_check.epsilon), **keywords}
     return option("--eps", float, text, "epsilon", **keywords)
 
 
 def delta(text: str = "Target δ.", **keywords: Any) -> Decorator:
     """``--delta``."""
-    return option("--delta", float, text, callback=checked(_check.probability), **keywords)
+    return option("--delta", float, text, callback=_checked(_check.probability), **keywords)
 
 
 def output_path(text: str, **keywords: Any) -> Decorator:
@@ -316,7 +316,7 @@ def unit_or(default: str | None) -> Decorator:
         str,
         "Name of the privacy unit: what the guarantee protects.",
         "privacy_unit",
-        callback=checked(_check.word),
+        callback=_checked(_check.word),
         default=default,
     )
 

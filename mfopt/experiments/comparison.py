@@ -166,7 +166,7 @@ def every_size(
     }
 
 
-class Change(NamedTuple):
+class _Change(NamedTuple):
     """Percent by which RMSE is below a baseline's, with a 95% interval (Monte Carlo error)."""
 
     percent: float
@@ -174,14 +174,14 @@ class Change(NamedTuple):
     high: float
 
 
-def improvement(row: Row, baseline: Row) -> Change:
+def improvement(row: Row, baseline: Row) -> _Change:
     """100 (1 - RMSE / RMSE of the baseline); both errors count, as independent."""
     ratio = row.rmse / baseline.rmse
     spread = Z95 * math.hypot(row.relative_error, baseline.relative_error)
-    return Change(*(100 * (1 - ratio * end) for end in (1, 1 + spread, 1 - spread)))
+    return _Change(*(100 * (1 - ratio * end) for end in (1, 1 + spread, 1 - spread)))
 
 
-def improvements(rows: Sequence[Row], baseline: str) -> dict[tuple[str, float], Change]:
+def improvements(rows: Sequence[Row], baseline: str) -> dict[tuple[str, float], _Change]:
     """Improvement of each row over ``baseline`` at the same ε, where the baseline has one."""
     table = {(row.family, row.epsilon): row for row in rows}
     return {
@@ -203,7 +203,7 @@ def csv_text(rows: Sequence[Row], baseline: str | None = None) -> str:
         gains = improvements(rows, baseline)
         for row, entry in zip(rows, entries, strict=True):
             gain = gains.get((row.family, row.epsilon), ("", "", ""))
-            entry |= {f"improvement_{k}": v for k, v in zip(Change._fields, gain, strict=True)}
+            entry |= {f"improvement_{k}": v for k, v in zip(_Change._fields, gain, strict=True)}
     return tables.csv_of_rows(entries)
 
 

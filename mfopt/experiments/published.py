@@ -32,7 +32,7 @@ _LEAST, _MOST, _WIDTH = 0.02, 0.999, 4e-3  # of the exponent
 _SAMPLES = 2**10  # of each estimate: all use the same
 
 
-def normalized(base: ToeplitzStrategy, n: int) -> TimeScaled:
+def _normalized(base: ToeplitzStrategy, n: int) -> TimeScaled:
     """Strategy with the columns of the n×n ``base`` divided by their norms."""
     norms = np.sqrt(np.cumsum(np.asarray(base.toeplitz_coefs(n)) ** 2))[::-1]
     return TimeScaled(base, columns=1 / norms)
@@ -48,9 +48,9 @@ def strategy(form: str, n: int, bands: int = 2, exponent: float = 0.5) -> Strate
       exponent: λ or γ.
     """
     if form == "normalized-sqrt":
-        return normalized(SquareRoot(), n)
+        return _normalized(SquareRoot(), n)
     if form == "lambda-cgd":
-        return normalized(BandedInverseRoot(np.array(exponent), 2), n)
+        return _normalized(BandedInverseRoot(np.array(exponent), 2), n)
     return BandedInverseRoot(np.array(exponent), bands)
 
 

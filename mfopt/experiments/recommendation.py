@@ -29,11 +29,11 @@ SAMPLING = {
 }
 
 
-class Recommendation(NamedTuple):
+class _Recommendation(NamedTuple):
     """Recommended mechanism at one ε.
 
     Attributes:
-      best: the row of lowest :func:`error`.
+      best: the row of lowest :func:`_error`.
       light: of those within the memory that regenerate at most one draw a step, the row of lowest
         error, and of least memory where errors are practically equal.
       rivals: the best of those run under any other sampling than ``light``'s, by sampling.
@@ -57,7 +57,7 @@ class Recommendation(NamedTuple):
             if row is not self.best or sampling in (POISSON, UNAMPLIFIED):
                 side = "below" if change >= 0 else "above"
                 sentence += f", {abs(change):.1f}% {side} the best {_against(sampling)}"
-        if error(self.best) >= error(self.light) * (1 - TIE):
+        if _error(self.best) >= _error(self.light) * (1 - TIE):
             return f"{sentence}; nothing here is better"
         lower = _percent_below(self.best, self.light)
         sentence += f"; {lower:.1f}% lower with more: {_named(self.best)}"
@@ -65,16 +65,16 @@ class Recommendation(NamedTuple):
         return sentence if same_sampling else f"{sentence} with {_executed(self.best.sampling)}"
 
 
-def error(row: Row) -> float:
+def _error(row: Row) -> float:
     """What rows are ranked by: final-model error, or RMSE where the comparison has no other."""
     return row.rmse if row.final_model_error is None else row.final_model_error
 
 
 def _percent_below(row: Row, reference: Row) -> float:
-    return 100 * (1 - error(row) / error(reference))
+    return 100 * (1 - _error(row) / _error(reference))
 
 
-def recommend(rows: Sequence[Row], memory: int = LITTLE) -> list[Recommendation]:
+def recommend(rows: Sequence[Row], memory: int = LITTLE) -> list[_Recommendation]:
     """Recommendations for each ε.
 
     Args:
@@ -83,16 +83,16 @@ def recommend(rows: Sequence[Row], memory: int = LITTLE) -> list[Recommendation]
     """
     recommendations = []
     for epsilon in dict.fromkeys(row.epsilon for row in rows):
-        ranked = sorted((row for row in rows if row.epsilon == epsilon), key=error)
+        ranked = sorted((row for row in rows if row.epsilon == epsilon), key=_error)
         cheap = [row for row in ranked if row.memory <= memory and row.draws <= FEW_DRAWS]
         cheap = cheap or ranked[:1]
-        tied = [row for row in cheap if error(row) <= error(cheap[0]) * (1 + TIE)]
-        light = min(tied, key=lambda row: (row.memory, error(row)))
+        tied = [row for row in cheap if _error(row) <= _error(cheap[0]) * (1 + TIE)]
+        light = min(tied, key=lambda row: (row.memory, _error(row)))
         rivals: dict[str, Row] = {}
         for row in ranked:
             if row.sampling != light.sampling:
                 rivals.setdefault(row.sampling, row)
-        recommendations.append(Recommendation(epsilon, ranked[0], light, rivals))
+        recommendations.append(_Recommendation(epsilon, ranked[0], light, rivals))
     return recommendations
 
 

@@ -104,10 +104,10 @@ def with_needs(
 def _work(folder: str, cell: Cell) -> None:
     """Compute one cell in a worker and keep its result."""
     cache = Cache(folder)
-    cache.store(cell, compute(cell, [_kept(cache, source) for source in cell.needs]))
+    cache.store(cell, _compute(cell, [_kept(cache, source) for source in cell.needs]))
 
 
-def compute(cell: Cell, needed: list[Result]) -> Result:
+def _compute(cell: Cell, needed: list[Result]) -> Result:
     """One cell's result; its wall and processor time and its machine go on record."""
     begun, worked = time.perf_counter(), time.process_time()
     result = cell.run(*needed)
@@ -149,7 +149,7 @@ def _places() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
 
 
-def shares(jobs: int) -> list[tuple[int, ...]]:
+def _shares(jobs: int) -> list[tuple[int, ...]]:
     """Cores for each of so many workers: all of them shared out, or one each."""
     places = _places()
     return [places[i % len(places) :: jobs] if places else () for i in range(jobs)]
@@ -183,7 +183,7 @@ def workers(jobs: int) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
     # spawn: a forked JAX deadlocks
     context = multiprocessing.get_context("spawn")
     core_shares = context.SimpleQueue()
-    for share in shares(jobs):
+    for share in _shares(jobs):
         core_shares.put(share)
     with concurrent.futures.ProcessPoolExecutor(
         jobs, mp_context=context, initializer=_begin, initargs=(_own_modules(), core_shares)

@@ -44,7 +44,7 @@ def on_host(seed: object, key: Array | None) -> np.ndarray:
         raise _check.reject("seed", seed, "give a seed or a key, not both")
     if seed is not None:
         return pinned(seed)
-    return from_bytes(os.urandom(4 * KEY_WORDS)) if key is None else from_words(key)
+    return _from_bytes(os.urandom(4 * KEY_WORDS)) if key is None else from_words(key)
 
 
 def tracing() -> bool:
@@ -55,7 +55,7 @@ def tracing() -> bool:
 def pinned(seed: object) -> np.ndarray:
     """The key of a public seed in [0, 2**64), for experiments and tests only."""
     seed = _check.pinned("seed", seed)
-    return from_bytes(hashlib.sha256(f"mfopt pinned noise {seed}".encode()).digest())
+    return _from_bytes(hashlib.sha256(f"mfopt pinned noise {seed}".encode()).digest())
 
 
 def from_words(key: object) -> np.ndarray:
@@ -70,6 +70,6 @@ def from_words(key: object) -> np.ndarray:
     return words.copy()
 
 
-def from_bytes(secret: bytes) -> np.ndarray:
+def _from_bytes(secret: bytes) -> np.ndarray:
     """32 secret bytes as a key; the same words on machines of either byte order."""
     return np.frombuffer(secret, "<u4").astype(np.uint32)

@@ -74,7 +74,7 @@ recursion.register(strategies.Dense, dense)
 
 @recursion.register(strategies.Toeplitz)
 @recursion.register(strategies.SquareRoot)
-def toeplitz(strategy: ToeplitzStrategy, n: int, past: Past) -> Recursion:
+def _toeplitz(strategy: ToeplitzStrategy, n: int, past: Past) -> Recursion:
     """The first column of C⁻¹ against past draws, for a Toeplitz C without more structure."""
     return _of_draws(np.asarray(strategy.inverse_coefs(n))[None], past)
 
@@ -101,7 +101,7 @@ def _buffered(strategy: strategies.Buffered | strategies.WaveBLT, n: int, past: 
 
 @recursion.register(strategies.BandedToeplitz)
 @recursion.register(strategies.BandedSquareRoot)
-def banded_toeplitz(strategy: ToeplitzStrategy, n: int, past: Past) -> Ring:
+def _banded_toeplitz(strategy: ToeplitzStrategy, n: int, past: Past) -> Ring:
     """The last outputs, for a Toeplitz C with few bands."""
     coefs = np.asarray(strategy.toeplitz_coefs(n))[: strategy.column_bands(n)]
     return Ring(np.append(1.0, -coefs[1:])[None] / coefs[0], feedback=True)

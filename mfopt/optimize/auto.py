@@ -97,7 +97,7 @@ class Score(NamedTuple):
     memory: int
 
 
-class Tried(NamedTuple):
+class _Tried(NamedTuple):
     """Outcome of a candidate's search: C with its score; ``problem`` says what either lacks."""
 
     candidate: Candidate
@@ -204,9 +204,9 @@ def least_error(
 
 def _all_tried(
     mechanisms: Sequence[Candidate], question: Question, progress: Report
-) -> tuple[list[Tried], bool]:
+) -> tuple[list[_Tried], bool]:
     """Outcome of each search, and whether an interrupt ended them."""
-    tried: list[Tried] = []
+    tried: list[_Tried] = []
     blt: Strategy | None = None
     for candidate in mechanisms:
         begun = time.perf_counter()
@@ -223,12 +223,12 @@ def _all_tried(
                 # an unfinished search's own samples flatter it by next to nothing
                 error = math.exp(optimum.loss) if math.isfinite(optimum.loss) else math.inf
                 score, took = _NO_SCORE._replace(error=error), time.perf_counter() - begun
-                tried.append(Tried(candidate, optimum, score, took, "interrupted"))
+                tried.append(_Tried(candidate, optimum, score, took, "interrupted"))
             return tried, True
         except (UsageError, FailureError) as refusal:
             # what one scheme or size has no answer for, the others may
             optimum, score, problem = None, _NO_SCORE, str(refusal)
-        tried.append(Tried(candidate, optimum, score, time.perf_counter() - begun, problem))
+        tried.append(_Tried(candidate, optimum, score, time.perf_counter() - begun, problem))
         if candidate.kind == "blt" and optimum is not None:
             blt = optimum.strategy
         progress(Progress(candidate.words(), note=tried[-1].note(), lasting=True))
@@ -236,7 +236,7 @@ def _all_tried(
 
 
 def _certified_best(
-    ranked: Sequence[Tried],
+    ranked: Sequence[_Tried],
     question: Question,
     record: JsonObject,
     interrupted: bool,

@@ -52,10 +52,10 @@ def search_first_of(
     schemes: Sequence[Scheme], question: Question, progress: Report
 ) -> tuple[Scheme, Optimized, list[JsonObject]]:
     """Search under schemes in turn until the error rises: (scheme, C, record of each)."""
-    scheme, best = schemes[0], search(schemes[0], question, progress)
+    scheme, best = schemes[0], _search(schemes[0], question, progress)
     tried = [_record(scheme, best)]
     for candidate in schemes[1:]:
-        result = search(candidate, question, progress)
+        result = _search(candidate, question, progress)
         tried.append(_record(candidate, result))
         if not result.loss < best.loss:
             break
@@ -64,7 +64,7 @@ def search_first_of(
 
 
 @float64
-def search(scheme: Scheme, question: Question, progress: Report) -> Optimized:
+def _search(scheme: Scheme, question: Question, progress: Report) -> Optimized:
     """The C of lowest error under ``scheme``, scaled to sensitivity or column norm 1.
 
     Raises:

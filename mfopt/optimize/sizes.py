@@ -49,7 +49,7 @@ def searched(scheme: BinScheme) -> BinScheme:
     return scheme.with_bins(min(scheme.bins, _MOST_GROUPED * design_point.MOST))
 
 
-def groups(scheme: BinScheme) -> int:
+def _groups(scheme: BinScheme) -> int:
     """Number of modes that a search samples; neighbouring bins are grouped if there are many."""
     return -(-scheme.bins // -(-scheme.bins // design_point.MOST))
 
@@ -98,7 +98,7 @@ def memory(scheme: BinScheme, work: Load) -> float:
         # normals of antithetic pairs in float32, samples in chunks; overlaps of an assignment
         search = samples * n / 2 + 6 * n * bins + entry.working(size)
         return 2 * _BASE + 8 * (search + (2 * _PAIRS[True] + 12) * parameters + 30 * n)
-    group_count = groups(scheme)
+    group_count = _groups(scheme)
     search = (
         8 * float(samples) * group_count
         + 14 * float(group_count) ** 2
@@ -123,7 +123,7 @@ def search_seconds(scheme: BinScheme, *, samples: int, evaluations: int) -> floa
     bins = float(scheme.bins)
     if scheme.throws > 1:
         return min(evaluations, _USUAL_CHAIN) * samples * bins * scheme.throws * _CHAIN
-    group_count = groups(scheme)
+    group_count = _groups(scheme)
     expected = min(evaluations, _USUAL_GROUPED if group_count < bins else _USUAL)
     between = _PER_STEP * searched(scheme).iterations if time_scaled.has_many_modes(scheme) else 0.0
     return expected * samples * group_count * (_EVALUATION + _PER_BIN * group_count) + between

@@ -94,7 +94,7 @@ _PARTICIPATIONS: dict[type[Scheme], Callable[[Any], tuple[int, int, bool]]] = {
 }
 
 
-class UnamplifiedOptimum(NamedTuple):
+class _UnamplifiedOptimum(NamedTuple):
     """An optimized C.
 
     Attributes:
@@ -118,7 +118,7 @@ def optimize(
     search: Search = Search(),  # noqa: B008 - frozen
     equal_columns: bool = True,
     trace: Trace | None = None,
-) -> UnamplifiedOptimum:
+) -> _UnamplifiedOptimum:
     """Return the C of sensitivity 1 with the lowest error under ``scheme``.
 
     Args:
@@ -161,7 +161,7 @@ def optimize(
         )
         best = _descend(_traced(minimized, build), start, descent)
         optimum = jax.tree.map(lambda leaf: np.asarray(leaf), build(jnp.asarray(best)))
-    return UnamplifiedOptimum(optimum, participation.norm(optimum, scheme), trace)
+    return _UnamplifiedOptimum(optimum, participation.norm(optimum, scheme), trace)
 
 
 def _require_dense(scheme: Scheme, plain: bool) -> None:

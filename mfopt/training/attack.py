@@ -34,7 +34,7 @@ _Pairs = sampling.FreshBins | sampling.BMinSep
 
 
 @dataclasses.dataclass(frozen=True)
-class Attack:
+class _Attack:
     """Linear statistics of a canary's sequence, and a score from them.
 
     Attributes:
@@ -53,7 +53,7 @@ class Attack:
 
 
 @functools.singledispatch
-def attack_on(scheme: Scheme, strategy: Strategy, group_size: int = 1) -> Attack:
+def attack_on(scheme: Scheme, strategy: Strategy, group_size: int = 1) -> _Attack:
     """The attack on the presence of ``group_size`` units with one common axis.
 
     The likelihood ratio for balls-in-bins and fresh bins with one unit and for fixed order; with
@@ -85,7 +85,7 @@ def _modes(strategy: Strategy, scheme: _OneBin) -> tuple[np.ndarray, np.ndarray]
 
 
 @attack_on.register
-def _(scheme: sampling.BallsInBins, strategy: Strategy, group_size: int = 1) -> Attack:
+def _(scheme: sampling.BallsInBins, strategy: Strategy, group_size: int = 1) -> _Attack:
     (modes, gram) = _modes(strategy, scheme)
     bins = scheme.bins
     if group_size == 1:
@@ -100,11 +100,11 @@ def _(scheme: sampling.BallsInBins, strategy: Strategy, group_size: int = 1) -> 
         each = (places @ statistics - halves[:, None]) / sigma**2
         return special.logsumexp(each, axis=0) - np.log(len(places))
 
-    return Attack(modes.T, score)
+    return _Attack(modes.T, score)
 
 
 @attack_on.register
-def _(scheme: _Pairs, strategy: Strategy, group_size: int = 1) -> Attack:
+def _(scheme: _Pairs, strategy: Strategy, group_size: int = 1) -> _Attack:
     # the likelihood ratio of one unit; of a group it is less than that, and finds less
     accounted: Any = law(scheme)
     likelihood = accounted.exact(strategy)
@@ -117,11 +117,11 @@ def _(scheme: _Pairs, strategy: Strategy, group_size: int = 1) -> Attack:
     def score(statistics: np.ndarray, sigma: float, start: int) -> np.ndarray:
         return np.asarray(likelihood.scaled(sigma).log_ratio(jnp.asarray(statistics.T / sigma**2)))
 
-    return Attack(columns.T, score)
+    return _Attack(columns.T, score)
 
 
 @attack_on.register
-def _(scheme: sampling.FixedOrder, strategy: Strategy, group_size: int = 1) -> Attack:
+def _(scheme: sampling.FixedOrder, strategy: Strategy, group_size: int = 1) -> _Attack:
     (modes, gram) = _modes(strategy, scheme)
     bins = scheme.bins
 
@@ -132,7 +132,7 @@ def _(scheme: sampling.FixedOrder, strategy: Strategy, group_size: int = 1) -> A
         size = gram[members[:, :, None], members[:, None, :]].sum(axis=(1, 2))
         return (signal - 0.5 * size) / sigma**2
 
-    return Attack(modes.T, score)
+    return _Attack(modes.T, score)
 
 
 @participations.register
@@ -168,7 +168,7 @@ def _coins(scheme: _Coins) -> tuple[float, int]:
 
 
 @attack_on.register
-def _(scheme: _Coins, strategy: Strategy, group_size: int = 1) -> Attack:
+def _(scheme: _Coins, strategy: Strategy, group_size: int = 1) -> _Attack:
     chance, groups = _coins(scheme)
     columns = np.asarray(strategy.materialize(scheme.length))
     halves = 0.5 * np.sum(columns**2, axis=0)
@@ -186,7 +186,7 @@ def _(scheme: _Coins, strategy: Strategy, group_size: int = 1) -> Attack:
         by_group = np.stack([steps[group::groups].sum(axis=0) for group in range(groups)])
         return special.logsumexp(by_group, axis=0) - np.log(groups)
 
-    return Attack(columns.T, score)
+    return _Attack(columns.T, score)
 
 
 @participations.register

@@ -4,7 +4,7 @@ Every canary's gradient is its own coordinate axis at full clip norm: its coordi
 sequence is a draw from the dominating pair of the account. Three bounds come out of the guesses:
 
 * ``epsilon_lower`` assumes nothing about the trainer: guesses that are better than any (ε, δ)-DP
-  algorithm allows refute (ε, δ)-DP (:func:`refuted`).
+  algorithm allows refute (ε, δ)-DP (:func:`_refuted`).
 * ``epsilon_curve`` is that of the account's mechanism at the largest noise multiplier whose
   (ε, δ) curve the guesses do not refute, by the same test: canaries need not be independent.
 * ``epsilon_profile`` is that of the account's mechanism at the largest noise multiplier that is
@@ -100,7 +100,7 @@ def _canary_model(canaries: int, loudness: float) -> Model:
     return Model.of({"axes": jnp.zeros((canaries, 1))}, loss)
 
 
-def settings_of(account: Factorization) -> TrainConfig:
+def _settings_of(account: Factorization) -> TrainConfig:
     """Settings of a run that executes ``account``, where no run's own are given."""
     group = account.guarantee.group_size
     algorithm = "els" if group > 1 or account.guarantee.privacy_unit == "record" else "uls"
@@ -132,7 +132,7 @@ def audit(
     Args:
         account: the mechanism and what was accounted for.
         settings: of the run; from them and the account follows the claim, (ε, δ) of the run. None:
-            :func:`settings_of` the account.
+            :func:`_settings_of` the account.
         canaries: more give a tighter bound; time grows with canaries² / bins. At least 100.
         confidence: chance that the bound is true.
         seed: pins the audit's randomness; None: from the operating system.
@@ -144,7 +144,7 @@ def audit(
     """
     canaries = _check.integer("canaries", canaries, at_least=100)
     _check.probability("confidence", confidence)
-    audited = dataclasses.replace(settings or settings_of(account), **changes)
+    audited = dataclasses.replace(settings or _settings_of(account), **changes)
     # a canary's record is its number, twice: the settings' shortest record
     settings = dataclasses.replace(audited, length=2)
     steps = account.sampling.length
@@ -260,7 +260,7 @@ def _judge(
         """True if the mechanism does not allow so many right guesses."""
         deltas = np.geomspace(account.guarantee.delta, _LARGEST_DELTA, _STATEMENTS).tolist()
         curve = [(bound.epsilon(noise_multiplier, x).epsilon, x) for x in deltas]
-        return any(refuted(curve, m, *rule, level / len(rules)) for rule in rules)
+        return any(_refuted(curve, m, *rule, level / len(rules)) for rule in rules)
 
     highest = optimum.largest_noise_multiplier(lower_share, sigma)
     sigmas = (sigma * 2.0 ** np.arange(-3, 3, 2**-4)).tolist()
@@ -373,7 +373,7 @@ def epsilon_from_guesses(
     steps = bisect.bisect_left(
         range(1 << 26),
         True,
-        key=lambda k: not refuted([(k * step, delta)], canaries, guesses, correct, level),
+        key=lambda k: not _refuted([(k * step, delta)], canaries, guesses, correct, level),
     )
     return max(0, steps - 1) * step
 
@@ -391,12 +391,12 @@ def guesses_p_value(
     found = bisect.bisect_left(
         levels,
         True,
-        key=lambda level: refuted([(epsilon, delta)], canaries, guesses, correct, level),
+        key=lambda level: _refuted([(epsilon, delta)], canaries, guesses, correct, level),
     )
     return [*levels, 1.0][found]
 
 
-def refuted(
+def _refuted(
     statements: Sequence[tuple[float, float]],
     canaries: int,
     guesses: int,

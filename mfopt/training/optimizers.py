@@ -106,7 +106,7 @@ def _floor(step: Any, beta2: float) -> Any:
     return (2 / weights) ** 0.5
 
 
-class CorrectedState(NamedTuple):
+class _CorrectedState(NamedTuple):
     """State of :func:`corrected_adam`: steps, both moments, and the noise's part of the second."""
 
     count: Any
@@ -136,13 +136,13 @@ def corrected_adam(
     """
     variances = jnp.asarray(noise_variance, jnp.float32)
 
-    def init(params: PyTree) -> CorrectedState:
+    def init(params: PyTree) -> _CorrectedState:
         zeros = jax.tree.map(jnp.zeros_like, params)
-        return CorrectedState(jnp.int32(0), zeros, jax.tree.map(jnp.copy, zeros), jnp.float32(0))
+        return _CorrectedState(jnp.int32(0), zeros, jax.tree.map(jnp.copy, zeros), jnp.float32(0))
 
     def update(
-        updates: PyTree, state: CorrectedState, params: PyTree = None
-    ) -> tuple[PyTree, CorrectedState]:
+        updates: PyTree, state: _CorrectedState, params: PyTree = None
+    ) -> tuple[PyTree, _CorrectedState]:
         step = state.count + 1
         variance = variances[jnp.minimum(state.count, len(variances) - 1)]
         mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.mean, updates)
@@ -160,6 +160,6 @@ def corrected_adam(
             mean,
             square,
         )
-        return moved, CorrectedState(step, mean, square, noise)
+        return moved, _CorrectedState(step, mean, square, noise)
 
     return optax.GradientTransformation(init, update)

@@ -25,7 +25,7 @@ from mfopt.training.prepare import prepare
 
 
 @dataclasses.dataclass(frozen=True)
-class Replay:
+class _Replay:
     """Steps ``begin`` .. ``end`` - 1 of a run were executed again; ``differences``: in what."""
 
     begin: int
@@ -49,7 +49,7 @@ def settings_of_run(folder: Path) -> TrainConfig:
     return settings
 
 
-def replay(folder: str | Path, progress: Report = silent) -> Replay:
+def replay(folder: str | Path, progress: Report = silent) -> _Replay:
     """Execute the last steps of the run in ``folder`` again, between its two newest checkpoints.
 
     They run in a copy of the folder, by :func:`~mfopt.training.execute.execute`, as a resumed run
@@ -95,7 +95,7 @@ def replay(folder: str | Path, progress: Report = silent) -> Replay:
             }
             differences = [name for name, part in parts.items() if before[part] != after[part]]
             differences += _of_files(folder, copy)
-        return Replay(begin, end, tuple(differences))
+        return _Replay(begin, end, tuple(differences))
     finally:
         lock.release()
 

@@ -22,7 +22,7 @@ _MOMENTS = {"sgd": 0, "momentum": 1}  # arrays of an optimizer's state; 2 of all
 _SPARE = 0.9  # of a device's memory
 
 
-class Work(NamedTuple):
+class _Work(NamedTuple):
     """A model as a run sees it, in numbers.
 
     ``trained``, ``frozen``: parameters that are trained, and the others; ``record``: numbers that
@@ -35,7 +35,7 @@ class Work(NamedTuple):
     largest: float
 
 
-def work(model: Model, length: int) -> Work:
+def work(model: Model, length: int) -> _Work:
     """The model of a run on rows of ``length`` tokens; it may hold shapes in place of values."""
     sizes, frozen = (
         [leaf.size for leaf in jax.tree.leaves(part)] for part in (model.params, model.frozen)
@@ -50,14 +50,14 @@ def work(model: Model, length: int) -> Work:
         sum(leaf.size * leaf.dtype.itemsize / 4 for leaf in jax.tree.leaves(tree))
         for tree in (jax.eval_shape(backward, *inputs), inputs)
     )
-    return Work(sum(sizes), sum(frozen), max(0.0, kept - arguments), max(sizes, default=0))
+    return _Work(sum(sizes), sum(frozen), max(0.0, kept - arguments), max(sizes, default=0))
 
 
 @dataclasses.dataclass(frozen=True)
 class RunCost:
     """Memory of a run: of the model's ``work``, as ``execution`` does it."""
 
-    work: Work
+    work: _Work
     execution: Execution
     config: TrainConfig
 

@@ -34,7 +34,7 @@ from mfopt.training.units import select
 PART = "held-out-users"  # whose losses are released
 
 
-def mechanism(releases: int, adjacency: Adjacency) -> Mechanism:
+def _mechanism(releases: int, adjacency: Adjacency) -> Mechanism:
     """So many sums over all held-out users, each with noise of its own."""
     return Mechanism(
         FixedOrder(bins=1, epochs=releases), Identity(), privacy_unit="user", adjacency=adjacency
@@ -117,7 +117,7 @@ def validation_of(
         rule = f"{len(both)} of its users are trained on too: they would pay twice"
         raise _check.reject("validation_bound", PART, rule)
     steps = (*range(0, iterations, config.evaluate_every or iterations), iterations)
-    accounted = mechanism(len(steps), guarantee.adjacency)
+    accounted = _mechanism(len(steps), guarantee.adjacency)
     solved = account_of(accounted, epsilon=guarantee.epsilon, delta=guarantee.delta)
     return Validation(
         steps,
@@ -157,6 +157,6 @@ def proved(facts: JsonObject, stated: Guarantee, iterations: int) -> float:
     numbers = [_check.integer("report validation.steps", x, at_least=0) for x in facts["steps"]]
     if not numbers or numbers != sorted({*numbers}) or numbers[-1] > iterations:
         raise _check.reject("report validation.steps", numbers, f"must rise to {iterations}")
-    accounted = mechanism(len(numbers), stated.adjacency)
+    accounted = _mechanism(len(numbers), stated.adjacency)
     multiplier = facts["noise_multiplier"]
     return account_of(accounted, noise_multiplier=multiplier, delta=stated.delta).epsilon

@@ -82,7 +82,7 @@ Run = tuple[Guarantee, Factorization]
 
 
 @dataclasses.dataclass(frozen=True)
-class Check:
+class _Check:
     """One result in the report: as ``stated``, and as ``found`` by computing it here."""
 
     name: str
@@ -98,7 +98,7 @@ class Verification:
     ``told``: name of each input, with dots between the levels of the report, and its value.
     """
 
-    checks: tuple[Check, ...]
+    checks: tuple[_Check, ...]
     told: JsonObject
     claims: tuple[str, ...]
 
@@ -160,7 +160,7 @@ def verify(
             earlier = verify(facts["continues"], progress=progress)
             failed = ", ".join(check.name for check in earlier.checks if not check.holds)
             words = str(facts["continues"].get("statement"))
-            checks.append(Check("earlier run", words, failed, earlier.holds))
+            checks.append(_Check("earlier run", words, failed, earlier.holds))
             claims |= {f"continues.{name}": value for name, value in earlier.told.items()}
     except (LookupError, TypeError, AttributeError, ValueError) as problem:
         if isinstance(problem, UsageError):
@@ -260,12 +260,12 @@ def _rebuilt(
     return Guarantee.from_description(facts["guarantee"]), account, execution
 
 
-def _proved(account: Factorization, progress: Report) -> Check:
+def _proved(account: Factorization, progress: Report) -> _Check:
     stated = account.guarantee
     epsilon = round_up(stated.epsilon)
     words = f"({epsilon}, {round_up(stated.delta)})-DP at σ = {round_up(stated.noise_multiplier)}"
     if stated.status == "estimate":
-        return Check("account", words, "an estimate, which proves nothing", False)
+        return _Check("account", words, "an estimate, which proves nothing", False)
     mechanism = account.mechanism
     multiplier = stated.noise_multiplier
     try:
@@ -273,11 +273,11 @@ def _proved(account: Factorization, progress: Report) -> Check:
         if not _as_certain(stated, proof):  # another analysis may be
             proof = account_of(mechanism, noise_multiplier=multiplier, delta=stated.delta)
     except (FailureError, UsageError) as problem:
-        return Check("account", words, f"not proved here: {problem}", False)
+        return _Check("account", words, f"not proved here: {problem}", False)
     if not (proof.epsilon <= stated.epsilon and _as_certain(stated, proof)):
         words = f"{words}, {stated.status}, wrong with chance {stated.failure_probability:g}"
-        return Check("account", words, f"what can be proved here is {proof}", False)
-    return Check("account", f"{words}, proved again by {proof.method}", "", True)
+        return _Check("account", words, f"what can be proved here is {proof}", False)
+    return _Check("account", f"{words}, proved again by {proof.method}", "", True)
 
 
 def _as_certain(stated: Guarantee, proof: Guarantee) -> bool:
@@ -293,25 +293,25 @@ def _as_certain(stated: Guarantee, proof: Guarantee) -> bool:
 
 def _compared(
     facts: JsonObject, stated: Guarantee, account: Factorization, execution: Execution
-) -> Iterator[Check]:
+) -> Iterator[_Check]:
     """Checks of the report's fields against what follows from the account and the execution."""
     claim = f"{facts['holds']}, pinned: {facts['pinned']}"
     only = "only a run that says so, with a secret of its own, has one"
     honest = facts["holds"] is True and facts["pinned"] is False
-    yield Check("claims a guarantee", claim, only, honest)
+    yield _Check("claims a guarantee", claim, only, honest)
     try:
         statement = _alone(facts, stated, account, execution)
         if "continues" in facts:
             statement = composed([*runs_of(facts["continues"]), (statement, account)])
     except UsageError as problem:
-        yield Check("statement", str(stated), str(problem), False)
+        yield _Check("statement", str(stated), str(problem), False)
         return
     for name, value in _plain(statement.describe()).items():
         mine = facts["guarantee"][name]
         if name in ("epsilon", "delta"):  # a statement may say less than what is proved
             # the same formula on another machine: the last bits may differ
             holds = math.isfinite(value) and value <= mine * (1 + 1e-9)
-            yield Check(name, round_up(mine, 8), round_up(value, 8), holds)
+            yield _Check(name, round_up(mine, 8), round_up(value, 8), holds)
         else:
             yield _alike(name, mine, value)
     public = {name: facts[name] for name in ("steps_done", "pinned", "black_box")}
@@ -320,13 +320,13 @@ def _compared(
         spent = validation.proved(losses, stated, execution.iterations)
         words = f"{len(losses['steps'])} losses of {losses['users']} users"
         within = spent <= stated.epsilon * (1 + 1e-9)
-        yield Check("held-out users", words, f"epsilon {round_up(spent, 8)}", within)
+        yield _Check("held-out users", words, f"epsilon {round_up(spent, 8)}", within)
     expected = _plain(
         privacy.report(account, execution, stated, num_params=facts["parameters"], **public)
     )
     done = facts["steps_done"]
     covered = execution.iterations
-    yield Check("steps done", f"{done}", f"at most {covered}", 0 <= done <= covered)
+    yield _Check("steps done", f"{done}", f"at most {covered}", 0 <= done <= covered)
     parts = {*expected, "continues"}
     if "run" not in facts["units"]:
         yield _learning_rate(facts["learning_rate"], execution)
@@ -334,10 +334,10 @@ def _compared(
     if facts["strategy_arrays"] is None:  # C is in a factorization file, and has the digest
         del expected["strategy_arrays"]
     surplus = sorted(facts.keys() - parts)
-    yield Check("fields", "those of a report", f"and {surplus}", not surplus)
+    yield _Check("fields", "those of a report", f"and {surplus}", not surplus)
     its, ours = (re.findall(r"\d+", version)[:3] for version in (facts["mfopt"], __version__))
     newer = [*map(int, its)] > [*map(int, ours)]
-    yield Check("mfopt", facts["mfopt"], f"{__version__}, which is older", not newer)
+    yield _Check("mfopt", facts["mfopt"], f"{__version__}, which is older", not newer)
     said = facts["warnings"]
     if isinstance(said, list):
         said = [word for word in said if word != privacy.UNPROVED]  # it was, just now
@@ -345,20 +345,20 @@ def _compared(
     # inputs only, compared with themselves
     tables = {"sampling", "clipping", "units", "validation"} & expected.keys()
     stray = sorted(name for name in tables if not _equal(facts[name], expected[name]))
-    yield Check("inputs belong together", "units, sampling, clipping", f"not {stray}", not stray)
+    yield _Check("inputs belong together", "units, sampling, clipping", f"not {stray}", not stray)
     for name, value in expected.items():
         if name not in {*tables, *_FIELDS[""].split(), "account", "guarantee", "warnings"}:
             yield _alike(name, facts[name], value)
 
 
-def _learning_rate(stated: JsonObject, execution: Execution) -> Check:
+def _learning_rate(stated: JsonObject, execution: Execution) -> _Check:
     """Check of the learning rate: computed where the noise decided, else an input."""
     chosen = stated["chosen"]
     value = stated["value"]
     if chosen not in privacy.CHOSEN.values():
-        return Check("learning rate", f"chosen {chosen}", "is no way to choose one", False)
+        return _Check("learning rate", f"chosen {chosen}", "is no way to choose one", False)
     if chosen != privacy.CHOSEN[""]:
-        return Check("learning rate", f"{value:.6g}, chosen {chosen}", "", True)
+        return _Check("learning rate", f"{value:.6g}, chosen {chosen}", "", True)
     settings = {"move": stated["noise_move"], "momentum": stated["momentum"]}
     rate = privacy.fitted_rate(execution, stated["optimizer"], **settings)
     return _alike("learning rate", value, rate)
@@ -368,14 +368,14 @@ def _plain(value: object) -> Any:
     return json.loads(json.dumps(value))
 
 
-def _alike(name: str, stated: object, computed: object) -> Check:
+def _alike(name: str, stated: object, computed: object) -> _Check:
     is_equal = _equal(stated, computed)
     shown_stated, shown_computed = (
         round_up(x) if type(x) is float else str(x) for x in (stated, computed)
     )
     if is_equal and isinstance(stated, dict | list):
         shown_stated = "as computed here"
-    return Check(name.replace("_", " "), shown_stated, shown_computed, is_equal)
+    return _Check(name.replace("_", " "), shown_stated, shown_computed, is_equal)
 
 
 def _equal(stated: object, computed: object) -> bool:

@@ -155,7 +155,7 @@ def command() -> None:
     """
 
 
-@command.command()
+@command.command("dpsgd")
 @_by_rate
 @sweeps.option(
     "--batch-limit",
@@ -166,7 +166,7 @@ def command() -> None:
 @_adjacency
 @options.unit
 @_results
-def dpsgd(**arguments: object) -> None:
+def _dpsgd(**arguments: object) -> None:
     """DP-SGD: independent noise, Poisson sampling.
 
     \b
@@ -183,13 +183,13 @@ def dpsgd(**arguments: object) -> None:
     answer(arguments, scheme, "DP-SGD")
 
 
-@command.command()
+@command.command("banded")
 @click.argument("path", metavar="[FILE]", type=PATH, required=False)
 @_by_rate
 @sweeps.option("--bands", int, "Bands of C, and groups of the data. [default: those of FILE]")
 @_protects
 @_results
-def banded(path: Path | None, **arguments: object) -> None:
+def _banded(path: Path | None, **arguments: object) -> None:
     """Banded C with cyclic Poisson sampling: the C of a FILE, or the banded square root.
 
     --probability is the chance within the group whose turn it is; a FILE of cyclic Poisson
@@ -209,14 +209,14 @@ def banded(path: Path | None, **arguments: object) -> None:
     answer(arguments, lambda row: _cyclic(row, file), title, strategy)
 
 
-@command.command()
+@command.command("els")
 @_by_rate
 @sweeps.option(
     "--group-size", int, "Maximum number of examples of one user, K.", MOST_GROUP, required=True
 )
 @_adjacency
 @_results
-def els(**arguments: object) -> None:
+def _els(**arguments: object) -> None:
     """Example-level sampling for user-level privacy: DP-SGD with up to K examples of a user.
 
     \b
@@ -235,11 +235,11 @@ def els(**arguments: object) -> None:
     answer(arguments, scheme, "ELS")
 
 
-@command.command()
+@command.command("uls")
 @_by_rate
 @_adjacency
 @_results
-def uls(**arguments: object) -> None:
+def _uls(**arguments: object) -> None:
     """User-level sampling: users are drawn, and one user's averaged gradient is clipped.
 
     --probability, --batch-size and --population count users.
@@ -259,7 +259,7 @@ def uls(**arguments: object) -> None:
 @_lengths
 @_protects
 @_results
-def fixed_batch(**arguments: object) -> None:
+def _fixed_batch(**arguments: object) -> None:
     """DP-SGD with batches of fixed size, drawn without replacement.
 
     \b
@@ -274,7 +274,7 @@ def fixed_batch(**arguments: object) -> None:
     answer(arguments, scheme, "fixed batches")
 
 
-@command.command()
+@command.command("fedavg")
 @_by_rate
 @option(
     "--conversion",
@@ -282,7 +282,7 @@ def fixed_batch(**arguments: object) -> None:
     "Accountant: moments as published, or privacy loss distribution (tightest).",
 )
 @_plot
-def fedavg(conversion: str, **arguments: object) -> None:
+def _fedavg(conversion: str, **arguments: object) -> None:
     """DP-FedAvg and DP-FedSGD: sampled users, moments accountant.
 
     --noise-multiplier is z, the noise on the average over its sensitivity S/(qW): clip norm S,
@@ -328,7 +328,7 @@ def fedavg(conversion: str, **arguments: object) -> None:
     metavar="MECHANISM",
     multiple=True,
 )
-def balls_in_bins(also: tuple[str, ...], **arguments: object) -> None:
+def _balls_in_bins(also: tuple[str, ...], **arguments: object) -> None:
     """Any C >= 0 with balls-in-bins batching; exact for C = I, certified by sampling otherwise.
 
     \b
@@ -350,7 +350,7 @@ def balls_in_bins(also: tuple[str, ...], **arguments: object) -> None:
     "rethrow",
     aliases=("--rethrow",),
 )
-def fresh_bins(**arguments: object) -> None:
+def _fresh_bins(**arguments: object) -> None:
     """Units in a new random batch in each epoch; C >= 0 of at most --iters bands, certified.
 
     \b
@@ -364,7 +364,7 @@ def fresh_bins(**arguments: object) -> None:
 @command.command("b-min-sep")
 @_binned
 @_separation
-def b_min_sep(**arguments: object) -> None:
+def _b_min_sep(**arguments: object) -> None:
     """Units by chance, resting after each participation; C >= 0 of at most --separation bands.
 
     An available unit takes part with probability 1/(iters − separation + 1), so that each iteration
@@ -381,7 +381,7 @@ def b_min_sep(**arguments: object) -> None:
 @command.command("random-partition")
 @_binned
 @_separation
-def random_partition(**arguments: object) -> None:
+def _random_partition(**arguments: object) -> None:
     """Cyclic Poisson sampling, each unit in a random one of --separation groups; C >= 0, certified.
 
     Iteration t takes each unit of group t mod --separation with probability separation/iters. C has
@@ -399,7 +399,7 @@ def random_partition(**arguments: object) -> None:
 @command.command("fixed-order")
 @_with_strategy
 @_of_file
-def fixed_order(**arguments: object) -> None:
+def _fixed_order(**arguments: object) -> None:
     """Batches in an order fixed beforehand, the same in every epoch; any C, nothing amplified.
 
     \b
@@ -418,7 +418,7 @@ def fixed_order(**arguments: object) -> None:
     int,
     "Maximum number of participations of a unit. [default: that of a FILE]",
 )
-def min_separation(**arguments: object) -> None:
+def _min_separation(**arguments: object) -> None:
     """Any participation at least --separation iterations apart; any C, nothing amplified.
 
     \b
@@ -449,7 +449,7 @@ def min_separation(**arguments: object) -> None:
 @options.unit
 @_verified
 @_plot
-def run(arguments: SimpleNamespace) -> None:
+def _run(arguments: SimpleNamespace) -> None:
     """ε over a run: what has been spent after each part of it, by every scheme that has an account.
 
     A PHASE is a factorization FILE, or SCHEME:NAME=VALUE,...[/STRATEGY]@SIGMA, with C = I unless
@@ -495,7 +495,7 @@ def run(arguments: SimpleNamespace) -> None:
     answers.tell({"results": rows}, show, arguments)
 
 
-command.add_command(run)
+command.add_command(_run)
 
 
 def _iterations(row: Row) -> int:

@@ -27,7 +27,7 @@ _KEPT = 1 << 24  # public runs kept; of more, a fixed share is sampled
 
 
 @dataclasses.dataclass(frozen=True)
-class Overlap:
+class _Overlap:
     """Copies of private records among the public ones; as private as the data it comes from.
 
     ``records``: public ones of at least ``SHORTEST`` tokens; ``copies``: how many of them are
@@ -66,7 +66,7 @@ def copies(public: TokenStore, private: Sequence[TokenStore]) -> tuple[np.ndarra
 
 def refuse_copies(
     public: TokenStore, private: Sequence[TokenStore], largest_share: float = MOST
-) -> Overlap:
+) -> _Overlap:
     """Copies of records of ``private`` in ``public``; all with the same tokenizer.
 
     Refused are copies that hold more than ``largest_share`` of the public tokens.
@@ -75,7 +75,7 @@ def refuse_copies(
     lengths = public.record_lengths()
     total = int(lengths[examined].sum())
     share = int(lengths[copied].sum()) / total if total else 0.0
-    overlap = Overlap(int(examined.sum()), int(copied.sum()), share)
+    overlap = _Overlap(int(examined.sum()), int(copied.sum()), share)
     if not share <= largest_share:
         rule = f"hold {share:.1%} of the tokens of {overlap.records} public records (at most "
         rule += f"{largest_share:.1%} may)"

@@ -62,7 +62,7 @@ class LoRAConfig:
 Adapters = Mapping[str, LoRAConfig]  # by linear layer of a block
 
 
-def parameter(*shape: int, kind: Any = nnx.Param) -> Any:
+def _parameter(*shape: int, kind: Any = nnx.Param) -> Any:
     """A parameter of float32 zeros that take no memory; its values may be bfloat16 if frozen."""
     return kind(np.broadcast_to(np.float32(0), shape))
 
@@ -74,8 +74,8 @@ class Norm(nnx.Module):
     """
 
     def __init__(self, features: int, epsilon: float, bias: bool, shift: bool = False) -> None:
-        self.scale = parameter(features)
-        self.bias = parameter(features) if bias else None
+        self.scale = _parameter(features)
+        self.bias = _parameter(features) if bias else None
         self.epsilon = epsilon
         self.shift = shift
 
@@ -95,12 +95,12 @@ class Linear(nnx.Module):
     """x W + b with W (in, out), plus a low-rank adapter where ``lora`` is given."""
 
     def __init__(self, rows: int, columns: int, lora: LoRAConfig | None, bias: bool = True) -> None:
-        self.kernel = parameter(rows, columns)
-        self.bias = parameter(columns) if bias else None
+        self.kernel = _parameter(rows, columns)
+        self.bias = _parameter(columns) if bias else None
         self.adapted = lora is not None
         if lora is not None:
-            self.lora_a = parameter(rows, lora.rank, kind=nnx.LoRAParam)
-            self.lora_b = parameter(lora.rank, columns, kind=nnx.LoRAParam)
+            self.lora_a = _parameter(rows, lora.rank, kind=nnx.LoRAParam)
+            self.lora_b = _parameter(lora.rank, columns, kind=nnx.LoRAParam)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         dtype = x.dtype
@@ -112,7 +112,7 @@ class Linear(nnx.Module):
         return product
 
 
-def attend(
+def _attend(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
@@ -140,7 +140,7 @@ def attend(
     return jnp.einsum("hqk,khd->qhd", shares, value).reshape(len(query), -1)
 
 
-def rotated(rows: jax.Array, speed: tuple[float, ...]) -> jax.Array:
+def _rotated(rows: jax.Array, speed: tuple[float, ...]) -> jax.Array:
     """Queries or keys (L, heads, size) of the positions from 0 on, rotated.
 
     ``speed``: radians by which a position turns each plane. Of the first 2 * planes axes
@@ -155,7 +155,7 @@ def rotated(rows: jax.Array, speed: tuple[float, ...]) -> jax.Array:
     return jnp.concatenate(parts, axis=-1).astype(rows.dtype)
 
 
-class Attention(nnx.Module):
+class _Attention(nnx.Module):
     """Causal self-attention of one sequence, (L, d) -> (L, d); ``number``: of the block."""
 
     def __init__(self, config: DecoderConfig, adapters: Adapters, number: int) -> None:
@@ -179,7 +179,7 @@ class Attention(nnx.Module):
         rows = rows.reshape(len(rows), -1, self.size)
         if self.normed == "head":
             rows = getattr(self, norm)(rows)
-        return rotated(rows, self.speed) if self.speed else rows
+        return _rotated(rows, self.speed) if self.speed else rows
 
     def __call__(self, x: jax.Array) -> jax.Array:
         *read, output_layer = (getattr(self, layer) for layer in self.layers)
@@ -189,7 +189,7 @@ class Attention(nnx.Module):
         )
         heads = self._heads(query, "q_norm"), self._heads(key, "k_norm")
         value = value.reshape(len(x), -1, self.size)
-        return output_layer(attend(*heads, value, self.scale, self.cap))
+        return output_layer(_attend(*heads, value, self.scale, self.cap))
 
 
 class Network(nnx.Module):
@@ -207,7 +207,7 @@ class Network(nnx.Module):
         return output_layer(inner * wide[1](x) if len(wide) > 1 else inner)
 
 
-class Block(nnx.Module):
+class _Block(nnx.Module):
     """One transformer block: x (L, d) -> (L, d).
 
     It has some of four norms: "ln_1" before attention and "post_1" after it, "ln_2" before the
@@ -217,7 +217,7 @@ class Block(nnx.Module):
     def __init__(self, config: DecoderConfig, adapters: Adapters, number: int) -> None:
         for name in config.family.norms:
             setattr(self, name, config.norm())
-        self.attn = Attention(config, adapters, number)
+        self.attn = _Attention(config, adapters, number)
         self.mlp = Network(config, adapters)
         self.parallel = config.family.parallel
 
@@ -240,12 +240,12 @@ class Decoder(nnx.Module):
         self.cap = config.logits_cap
         self.scale = width**0.5 if config.family.gemma else 1.0
         self.positions = config.positions
-        self.wte = parameter(size, width)
-        self.wpe = parameter(self.positions, width) if config.family.learned else None
+        self.wte = _parameter(size, width)
+        self.wpe = _parameter(self.positions, width) if config.family.learned else None
         blocks = range(config.num_hidden_layers)
-        self.h = nnx.List([Block(config, adapters, number) for number in blocks])
+        self.h = nnx.List([_Block(config, adapters, number) for number in blocks])
         self.ln_f = config.norm()
-        self.lm_head = None if config.tie_word_embeddings else parameter(size, width)
+        self.lm_head = None if config.tie_word_embeddings else _parameter(size, width)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         (length,) = tokens.shape

@@ -101,7 +101,7 @@ def _check_settings(
             )
 
 
-class Tensor(NamedTuple):
+class _Tensor(NamedTuple):
     """A parameter: its path in the module, its name in the file, whether the file transposes it.
 
     ``rows``: where its outputs are along the first axis of the file's tensor; None: they are all.
@@ -116,7 +116,7 @@ class Tensor(NamedTuple):
 class _DecoderFamily(NamedTuple):
     """In what the models of one ``model_type`` differ from a Llama.
 
-    ``norms``: names in the file of the norms of a block (:class:`~.decoder.Block`); ``query_norm``:
+    ``norms``: names in the file of the norms of a decoder's block; ``query_norm``:
     queries and keys are normalized in each "head" or over the "width"; ``biased``: layers that
     always have biases; ``gemma``: the embedding is scaled by √d and scales of norms count from 1;
     ``plain``: layer norms and no gates; ``parallel``: both halves of a block read the same input;
@@ -409,7 +409,7 @@ class DecoderConfig:
         """The linear layer of a block, of zeros."""
         return Linear(*self.matrices[layer], adapters.get(layer), self.biased(layer))
 
-    def tensors(self) -> Iterator[Tensor]:
+    def tensors(self) -> Iterator[_Tensor]:
         """The parameters without adapters, in the order in which values are drawn."""
         names = _NAMES | dict(self.family.names)
         learned = self.family.learned
@@ -418,7 +418,7 @@ class DecoderConfig:
         if self.family.query_norm:
             norms |= {f"attn/{name}": f"self_attn.{name}" for name in ("q_norm", "k_norm")}
         for table in ("wte", "wpe") if learned else ("wte",):
-            yield Tensor((table,), f"{names[table]}.weight")
+            yield _Tensor((table,), f"{names[table]}.weight")
         for number in map(str, range(self.num_hidden_layers)):
             for norm, name in norms.items():
                 path = ("h", number, *norm.split("/"))
@@ -427,17 +427,17 @@ class DecoderConfig:
                 path = ("h", number, *layer.split("/"))
                 name = f"{stem}.{number}.{names[layer]}"
                 rows = self._rows(layer)
-                yield Tensor((*path, "kernel"), f"{name}.weight", not learned, rows)
+                yield _Tensor((*path, "kernel"), f"{name}.weight", not learned, rows)
                 if self.biased(layer):
-                    yield Tensor((*path, "bias"), f"{name}.bias", False, rows)
+                    yield _Tensor((*path, "bias"), f"{name}.bias", False, rows)
         yield from self._norm(("ln_f",), names["ln_f"])
         if not self.tie_word_embeddings:
-            yield Tensor(("lm_head",), f"{names['lm_head']}.weight")
+            yield _Tensor(("lm_head",), f"{names['lm_head']}.weight")
 
-    def _norm(self, path: tuple[str, ...], name: str) -> Iterator[Tensor]:
-        yield Tensor((*path, "scale"), f"{name}.weight")
+    def _norm(self, path: tuple[str, ...], name: str) -> Iterator[_Tensor]:
+        yield _Tensor((*path, "scale"), f"{name}.weight")
         if self.family.plain:
-            yield Tensor((*path, "bias"), f"{name}.bias")
+            yield _Tensor((*path, "bias"), f"{name}.bias")
 
     def initial_value(
         self, path: Sequence[str], shape: tuple[int, ...], rng: np.random.Generator
