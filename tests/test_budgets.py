@@ -41,7 +41,7 @@ WIDE_FUNCTIONS = 14  # with more than 6 parameters
 MAIN_JOB = {
     "files": 59,
     "functions": 476,
-    "lines": 3_054,  # that can run, of the functions that do
+    "lines": 3_040,  # that can run, of the functions that do
     "classes": 45,
     "two-way pairs": 16,  # of files that call each other
     "frames": 25,
