@@ -18,9 +18,9 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 import numpy as np
 import scipy
 
-from mfopt._runtime import _check, _plugins
+from mfopt._runtime import _check
 from mfopt._runtime._types import JsonObject
-from mfopt.sampling import dropped
+from mfopt.sampling import by_kind
 from mfopt.sampling._generator import generator
 
 Adjacency = Literal["add-remove", "zero-out", "replace"]
@@ -371,7 +371,7 @@ def require(scheme: object) -> Scheme:
 def from_description(description: JsonObject) -> Scheme:
     """The scheme of a description by ``describe()``; unknown or malformed ones are refused."""
     fields = dict(description)
-    scheme = _named(fields.pop("kind", None))
+    scheme = by_kind.find("sampling", fields.pop("kind", None), _SCHEMES)
     try:
         return scheme(**fields)
     except TypeError as error:
@@ -388,7 +388,7 @@ def parse(text: str) -> Scheme:
     Poisson(probability=0.05, iterations=200)
     """
     kind, _, fields_text = text.partition(":")
-    scheme = _named(kind.strip())
+    scheme = by_kind.find("sampling", kind.strip(), _SCHEMES)
     types = typing.get_type_hints(scheme)
     fields = dataclasses.fields(scheme)
     names = [field.name for field in fields]
@@ -417,11 +417,3 @@ def parse(text: str) -> Scheme:
         way_out = f"For example {scheme.kind}:{','.join(f'{name}=...' for name in names)}."
         raise _check.reject("sampling", text, rule, way_out)
     return scheme(**values)
-
-
-def _named(kind: object) -> type[Scheme]:
-    if isinstance(kind, str) and kind not in _SCHEMES:
-        _plugins.load()
-        if kind not in _SCHEMES:
-            dropped.refuse("sampling", kind)
-    return _SCHEMES[_check.choice("sampling", kind, sorted(_SCHEMES))]

@@ -41,9 +41,12 @@ class TruncatedPoisson(Scheme):
 
     def batch_sizes(self, step: int, population: int) -> Frozen:
         self._step(step)
-        return _at_most(
-            self._stated(self.population, population), self.probability, self.batch_size
-        )
+        count = self._stated(self.population, population)
+        limit = min(self.batch_size, count)
+        law = scipy.stats.binom(count, self.probability)
+        values = np.arange(limit + 1)
+        chances = np.append(law.pmf(values[:-1]), law.sf(limit - 1))
+        return scipy.stats.rv_discrete(values=(values, chances / chances.sum()))
 
     def expected_batch(self, population: int) -> float:
         """Mean number of units in an iteration."""
@@ -64,12 +67,3 @@ class TruncatedPoisson(Scheme):
         everybody = scipy.stats.binom(self.population, self.probability)
         share = float(everybody.sf(self.batch_size)) * self.batch_size / self.population
         return min(share / full, self.probability)
-
-
-def _at_most(count: int, probability: float, limit: int) -> Frozen:
-    """Return the law of the smaller of a binomial number and ``limit``."""
-    limit = min(limit, count)
-    law = scipy.stats.binom(count, probability)
-    values = np.arange(limit + 1)
-    chances = np.append(law.pmf(values[:-1]), law.sf(limit - 1))
-    return scipy.stats.rv_discrete(values=(values, chances / chances.sum()))

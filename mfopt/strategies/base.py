@@ -35,12 +35,12 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from scipy.fft import next_fast_len
 
-from mfopt._runtime import _check, _plugins
+from mfopt._runtime import _check
 from mfopt._runtime._float64 import MARK, compiled, float64
 from mfopt._runtime._pytree import pytree
 from mfopt._runtime._types import JsonObject
 from mfopt.errors import FailureError
-from mfopt.sampling import BallsInBins, dropped
+from mfopt.sampling import BallsInBins, by_kind
 from mfopt.strategies import fields, series
 from mfopt.strategies.fields import Array, Inner, Parameter, inner, parameter, setting
 
@@ -505,13 +505,8 @@ def dimensions(description: JsonObject) -> dict[str, int]:
 
 
 def _kind_of(description: JsonObject) -> type[Strategy]:
-    kind = description.get("kind")
-    if isinstance(kind, str) and kind not in _KINDS:
-        _plugins.load()
-        if kind not in _KINDS:
-            dropped.refuse("strategy kind", kind)
     way_out = "A kind of your own is known once its module is imported."
-    return _KINDS[_check.choice("strategy kind", kind, sorted(_KINDS), way_out)]
+    return by_kind.find("strategy kind", description.get("kind"), _KINDS, way_out)
 
 
 def _inside(description: JsonObject, name: str) -> JsonObject:
