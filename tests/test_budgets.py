@@ -28,7 +28,7 @@ NODES = {
     "mfopt/noise": 29_240,
     "mfopt/optimize": 26_440,
     "mfopt/sampling": 7_435,
-    "mfopt/strategies": 15_135,
+    "mfopt/strategies": 15_015,
     "mfopt/testing": 9_590,
     "mfopt/torch": 18_345,
     "mfopt/training": 59_910,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime._float64 import compiled
-from mfopt._runtime._types import JsonObject, PyTree
+from mfopt._runtime._types import PyTree
 from mfopt.sampling import BallsInBins
 from mfopt.strategies.base import Strategy, check_values
 from mfopt.strategies.fields import Array, parameter
@@ -23,6 +23,7 @@ class Banded(Strategy):
 
     columns: Array = parameter(dimensions=2)
     kind = "banded"
+    described = ("bands",)
     scaled_by = "columns"
 
     @property
@@ -61,11 +62,7 @@ class Banded(Strategy):
 
     @compiled("n")
     def _materialize(self, n: int) -> Array:
-        entries = self.entries(n)
-        lag = jnp.arange(n)[:, None] - jnp.arange(n)[None, :]
-        inside = (lag >= 0) & (lag < self.bands)
-        column = jnp.broadcast_to(jnp.arange(n), (n, n))
-        return jnp.where(inside, entries[jnp.clip(lag, 0, self.bands - 1), column], 0)
+        return self._of_diagonals(self.entries(n))
 
     @compiled()
     def multiply(self, x: Array) -> Array:
@@ -116,9 +113,6 @@ class Banded(Strategy):
     def banded_columns(self, n: int, bands: int) -> Array:
         entries = self.entries(n)[:bands]
         return jnp.pad(entries, ((0, bands - entries.shape[0]), (0, 0)))
-
-    def describe(self) -> JsonObject:
-        return {**super().describe(), "bands": self.bands}
 
     def check_entries(self, n: int) -> None:
         entries = np.asarray(self.entries(n))

@@ -83,6 +83,7 @@ class Strategy(abc.ABC):
 
     kind: ClassVar[str]
     scaled_by: ClassVar[str | None] = None  # the parameter that C is proportional to
+    described: ClassVar[tuple[str, ...]] = ()  # properties that its description has for readers
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -141,6 +142,15 @@ class Strategy(abc.ABC):
         row = jnp.arange(bands)[:, None] + jnp.arange(n)[None, :]
         entries = jnp.asarray(self.materialize(n))[jnp.clip(row, 0, n - 1), jnp.arange(n)]
         return jnp.where(row < n, entries, 0)
+
+    @staticmethod
+    def _of_diagonals(columns: Array) -> jax.Array:
+        """C (n, n) of its :meth:`banded_columns`, (bands, n): zero below them."""
+        columns = jnp.asarray(columns)
+        bands, n = columns.shape
+        lag = jnp.arange(n)[:, None] - jnp.arange(n)[None, :]
+        inside = (lag >= 0) & (lag < bands)
+        return jnp.where(inside, columns[jnp.clip(lag, 0, bands - 1), jnp.arange(n)], 0)
 
     @property
     def of_numbers(self) -> bool:
@@ -203,7 +213,7 @@ class Strategy(abc.ABC):
     def describe(self) -> JsonObject:
         """JSON-able description: the kind and its static settings, without the parameters.
 
-        A subclass may add facts for readers; :func:`from_description` compares them.
+        :func:`from_description` compares what is ``described`` for readers.
         """
         facts: JsonObject = {"kind": self.kind}
         for name, role in fields.roles(type(self)).items():
@@ -211,7 +221,7 @@ class Strategy(abc.ABC):
                 facts[name] = getattr(self, name).describe()
             elif not isinstance(role, Parameter):
                 facts[name] = getattr(self, name)
-        return facts
+        return facts | {name: getattr(self, name) for name in self.described}
 
     def inverse_arrays(self, n: int) -> dict[str, np.ndarray]:
         """C⁻¹ for programs that read a file and stream its noise with numpy alone; may be empty."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
 from mfopt._runtime import _check
-from mfopt._runtime._types import JsonObject
 from mfopt.strategies import series
 from mfopt.strategies.base import Strategy, ToeplitzStrategy
 from mfopt.strategies.fields import Array, parameter
@@ -19,6 +18,7 @@ class Exponentials(Strategy):
     """C with exponentials ω_i λ_i^k, ω >= 0 and λ in [0, 1], below a diagonal g > 0."""
 
     scaled_by = "gain"
+    shares: ClassVar[tuple[str, ...]] = ("decay",)  # parameters in [0, 1]
 
     if TYPE_CHECKING:  # parameters of the subclass, which has them in an order of its own
 
@@ -37,9 +37,13 @@ class Exponentials(Strategy):
                 "scale, decay", (self.scale.shape, self.decay.shape), "must be equally long"
             )
 
-    def check_domain(self, *shares: str) -> None:
-        """Raise :class:`UsageError` unless g is finite and > 0, and λ and ``shares`` in [0, 1]."""
-        for name in ("decay", *shares):
+    def check_entries(self, n: int) -> None:
+        self.check_domain()
+        super().check_entries(n)
+
+    def check_domain(self) -> None:
+        """Raise :class:`UsageError` unless g is finite and > 0, and λ and others in [0, 1]."""
+        for name in self.shares:
             values = np.asarray(getattr(self, name))
             if not np.all((values >= 0) & (values <= 1)):
                 raise _check.reject(name, values.tolist(), "must lie in [0, 1]")
@@ -64,6 +68,7 @@ class BLT(Exponentials, ToeplitzStrategy):
     decay: Array = parameter(dimensions=1)
     gain: Array = parameter(dimensions=0, default=1.0)
     kind = "blt"
+    described = ("buffers",)
 
     @property
     def buffers(self) -> int:
@@ -109,15 +114,8 @@ class BLT(Exponentials, ToeplitzStrategy):
             "blt_decay": decay,
         }
 
-    def describe(self) -> JsonObject:
-        return {**super().describe(), "buffers": self.buffers}
-
-    def check_entries(self, n: int) -> None:
-        self.check_domain()
-        super().check_entries(n)
-
-    def check_domain(self, *shares: str) -> None:
+    def check_domain(self) -> None:
         scale = np.asarray(self.scale)
         if not np.all(np.isfinite(scale)) or np.any(scale < 0):
             raise _check.reject("scale", scale.tolist(), "every ω must be a finite number >= 0")
-        super().check_domain(*shares)
+        super().check_domain()

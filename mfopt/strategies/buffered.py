@@ -56,10 +56,6 @@ class Buffered(Exponentials):
         tables = tuple(jnp.asarray(table) for table in self.tables(x.shape[0]))
         return _run(tables, x, forward=forward)
 
-    def check_entries(self, n: int) -> None:
-        self.check_domain()
-        super().check_entries(n)
-
 
 def _run(tables: tuple[jax.Array, ...], x: jax.Array, *, forward: bool) -> jax.Array:
     """The recursion of :meth:`Buffered.tables` without its gain, or its inverse; shape (n, ...)."""

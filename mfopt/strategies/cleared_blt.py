@@ -48,6 +48,7 @@ class ClearedBLT(Buffered):
     blocks: tuple[int, ...] = setting(check=_counts)
     gain: Array = parameter(dimensions=0, default=1.0)
     kind = "cleared-blt"
+    described = ("buffers",)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -71,7 +72,7 @@ class ClearedBLT(Buffered):
 
     def describe(self) -> JsonObject:
         lists = {"periods": list(self.periods), "blocks": list(self.blocks)}
-        return {**super().describe(), **lists, "buffers": self.buffers}
+        return {**super().describe(), **lists}
 
     def column_bands(self, n: int) -> int:
         return min(max(self.periods), self.check_size(n))
@@ -91,10 +92,7 @@ class ClearedBLT(Buffered):
 
     @compiled("n")
     def materialize(self, n: int) -> Array:
-        columns = jnp.asarray(self.banded_columns(n, self.column_bands(n)))
-        lag = np.arange(n)[:, None] - np.arange(n)[None, :]
-        inside = (lag >= 0) & (lag < len(columns))
-        return jnp.where(inside, columns[np.clip(lag, 0, len(columns) - 1), np.arange(n)], 0)
+        return self._of_diagonals(self.banded_columns(n, self.column_bands(n)))
 
     def tables(self, n: int) -> tuple[Array, Array, Array]:
         parts: list[tuple[jax.Array, ...]] = []

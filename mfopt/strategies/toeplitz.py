@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._runtime._types import JsonObject
 from mfopt.strategies.base import ToeplitzStrategy
 from mfopt.strategies.fields import Array, parameter
 
@@ -40,6 +39,7 @@ class BandedToeplitz(ToeplitzStrategy):
 
     coefs: Array = parameter(dimensions=1)
     kind = "banded-toeplitz"
+    described = ("bands",)
     scaled_by = "coefs"
 
     @property
@@ -55,6 +55,3 @@ class BandedToeplitz(ToeplitzStrategy):
         # numbers stay NumPy's: JAX would compile this for each number of bands
         numbers = jnp if isinstance(kept, jax.Array) else np
         return numbers.pad(kept, (0, n - kept.shape[0]))
-
-    def describe(self) -> JsonObject:
-        return {**super().describe(), "bands": self.bands}

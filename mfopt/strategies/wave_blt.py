@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from mfopt._runtime._float64 import compiled
-from mfopt._runtime._types import JsonObject
 from mfopt.strategies import series
 from mfopt.strategies.base import ToeplitzStrategy
 from mfopt.strategies.blt import Exponentials
@@ -44,6 +43,8 @@ class WaveBLT(Exponentials, ToeplitzStrategy):
     phase: Array = parameter(dimensions=0)
     gain: Array = parameter(dimensions=0, default=1.0)
     kind = "wave-blt"
+    described = ("buffers",)
+    shares = ("decay", "damping", "depth")
 
     @property
     def buffers(self) -> int:
@@ -84,10 +85,3 @@ class WaveBLT(Exponentials, ToeplitzStrategy):
             jnp.broadcast_to(decay, (n, exponentials + 3)),
             rows(jnp.ones(exponentials), feed),
         )
-
-    def describe(self) -> JsonObject:
-        return {**super().describe(), "buffers": self.buffers}
-
-    def check_entries(self, n: int) -> None:
-        self.check_domain("damping", "depth")
-        super().check_entries(n)
