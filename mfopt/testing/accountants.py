@@ -223,7 +223,17 @@ def not_below_executed(
     points: Iterable[tuple[float, float]],
     delta: Callable[[float, float], float],
 ) -> None:
-    """Hold δ at each (σ, ε) against what the drawn participations show there."""
+    """Hold δ at each (σ, ε) against what the drawn participations show there.
+
+    Args:
+      mechanism: whose C is streamed.
+      patterns: participations, shape (runs, n).
+      points: (σ, ε).
+      delta: of the account, at a σ and ε.
+
+    Raises:
+      AssertionError: the account is below.
+    """
     for sigma, epsilon in points:
         shown, uncertain = _shown_delta(mechanism, sigma, epsilon, patterns)
         if shown > uncertain:
