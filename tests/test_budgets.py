@@ -27,7 +27,7 @@ NODES = {
     "mfopt/jax": 4_960,
     "mfopt/noise": 29_240,
     "mfopt/optimize": 26_440,
-    "mfopt/sampling": 7_435,
+    "mfopt/sampling": 7_430,
     "mfopt/strategies": 15_015,
     "mfopt/testing": 9_590,
     "mfopt/torch": 18_345,

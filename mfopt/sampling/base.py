@@ -12,15 +12,14 @@ from __future__ import annotations
 import abc
 import dataclasses
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 import scipy
 
-from mfopt._runtime import _check
-from mfopt._runtime._types import JsonObject
-from mfopt.sampling import by_kind
+from mfopt._runtime import _check, _plugins
+from mfopt._runtime._types import JsonObject, T
 from mfopt.sampling._generator import generator
 
 Adjacency = Literal["add-remove", "zero-out", "replace"]
@@ -371,7 +370,7 @@ def require(scheme: object) -> Scheme:
 def from_description(description: JsonObject) -> Scheme:
     """The scheme of a description by ``describe()``; unknown or malformed ones are refused."""
     fields = dict(description)
-    scheme = by_kind.find("sampling", fields.pop("kind", None), _SCHEMES)
+    scheme = find("sampling", fields.pop("kind", None), _SCHEMES)
     try:
         return scheme(**fields)
     except TypeError as error:
@@ -388,7 +387,7 @@ def parse(text: str) -> Scheme:
     Poisson(probability=0.05, iterations=200)
     """
     kind, _, fields_text = text.partition(":")
-    scheme = by_kind.find("sampling", kind.strip(), _SCHEMES)
+    scheme = find("sampling", kind.strip(), _SCHEMES)
     types = typing.get_type_hints(scheme)
     fields = dataclasses.fields(scheme)
     names = [field.name for field in fields]
@@ -417,3 +416,33 @@ def parse(text: str) -> Scheme:
         way_out = f"For example {scheme.kind}:{','.join(f'{name}=...' for name in names)}."
         raise _check.reject("sampling", text, rule, way_out)
     return scheme(**values)
+
+
+def find(name: str, kind: object, known: Mapping[str, type[T]], way_out: str = "") -> type[T]:
+    """The class of a kind, of a scheme or a strategy.
+
+    Args:
+      name: of the argument that errors name.
+      kind: what a file or a command names.
+      known: class of each registered kind; plugins, loaded for one that is unknown, add to it.
+      way_out: for one that is unknown all the same.
+
+    Raises:
+      UsageError: there is no such kind, or only an earlier version had it.
+    """
+    if isinstance(kind, str) and kind not in known:
+        _plugins.load()
+        if kind not in known:
+            _refuse_dropped(name, kind)
+    return known[_check.choice(name, kind, sorted(known), way_out)]
+
+
+# kinds that this version no longer has, and the last that reads them
+_LAST_VERSION = {"k-of-n": "0.2.0", "cyclic-blocks": "0.2.0"}
+
+
+def _refuse_dropped(name: str, kind: str) -> None:
+    """Raise :class:`UsageError` for a kind that an earlier version had."""
+    if version := _LAST_VERSION.get(kind):
+        way_out = f"mfopt {version} reads it: pip install mfopt=={version}"
+        raise _check.reject(name, kind, "is not in this version", way_out)

@@ -40,7 +40,8 @@ from mfopt._runtime._float64 import MARK, compiled, float64
 from mfopt._runtime._pytree import pytree
 from mfopt._runtime._types import JsonObject
 from mfopt.errors import FailureError
-from mfopt.sampling import BallsInBins, by_kind
+from mfopt.sampling import BallsInBins
+from mfopt.sampling.base import find
 from mfopt.strategies import fields, series
 from mfopt.strategies.fields import Array, Inner, Parameter, inner, parameter, setting
 
@@ -516,7 +517,7 @@ def dimensions(description: JsonObject) -> dict[str, int]:
 
 def _kind_of(description: JsonObject) -> type[Strategy]:
     way_out = "A kind of your own is known once its module is imported."
-    return by_kind.find("strategy kind", description.get("kind"), _KINDS, way_out)
+    return find("strategy kind", description.get("kind"), _KINDS, way_out)
 
 
 def _inside(description: JsonObject, name: str) -> JsonObject:
