@@ -106,7 +106,7 @@ def command(arguments: SimpleNamespace) -> None:
 def _at_most(noise_multiplier: float) -> str:
     """The largest noise multiplier that the guesses allow, in words."""
     if math.isfinite(noise_multiplier):
-        return f"at most {words.round_up(noise_multiplier, 4)}"
+        return f"its noise multiplier then is at most {words.round_up(noise_multiplier, 4)}"
     return "these guesses are no upper bound on it: more canaries may be"
 
 
