@@ -222,3 +222,15 @@ def test_a_matrix_whose_noise_no_loop_could_add_has_no_account(scheme, matrix, r
     """A loop solves C y = z from the first step on: entries above the diagonal would be ignored."""
     with pytest.raises(UsageError, match=rule):
         account(Mechanism(scheme, strategies.Dense(matrix)), epsilon=2.0, delta=1e-5)
+
+
+@pytest.mark.parametrize("scheme", [FixedOrder(4, 1), MinSeparation(4, 2, 2), Poisson(0.1, 4)])
+@pytest.mark.parametrize("entry", [1e-169, 1e-60, 1e60, 1e169])
+def test_a_c_whose_squares_floats_do_not_hold_is_refused(scheme, entry):
+    """Its sensitivity would come out as 0, or as no number."""
+    mechanism = Mechanism(scheme, strategies.Toeplitz(np.eye(1, 4)[0] * entry))
+    with (
+        pytest.raises(UsageError, match="Multiply C by a constant"),
+        np.errstate(over="ignore"),
+    ):
+        account(mechanism, noise_multiplier=1.0, delta=1e-5)

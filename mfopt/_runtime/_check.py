@@ -24,6 +24,7 @@ LARGEST_EPSILON = 1e6
 SIGMAS = (1e-6, 1e50)  # noise multipliers whose squares, and losses, can be computed with
 MOST = 2**53  # whole numbers up to here are exact in float64
 SINGLES = (1e-37, 1e38)  # what single precision holds
+_LARGEST_C = 1e50  # and the smallest is 1 over it: squares over σ can be computed with
 _READ_BITS = 66  # of a whole number whose digits are read
 _LINE = 80  # characters of a value in a message
 
@@ -184,6 +185,14 @@ def _between(name: str, value: SupportsFloat, ends: tuple[float, float], why: st
     if not ends[0] <= number <= ends[1]:
         raise reject(name, value, f"must lie between {ends[0]:g} and {ends[1]:g}{why}")
     return number
+
+
+def scale_of_c(largest: float) -> None:
+    """Refuse a C whose ``largest`` norm, or entry, leaves no room in float64 for squares."""
+    if not 1 / _LARGEST_C <= largest <= _LARGEST_C:
+        rule = f"its largest entry must lie in [{1 / _LARGEST_C:g}, {_LARGEST_C:g}]"
+        way_out = "Multiply C by a constant: σ scales with it, and the mechanism stays the same."
+        raise reject("C", largest, rule, way_out)
 
 
 def non_negative(name: str, value: SupportsFloat) -> float:

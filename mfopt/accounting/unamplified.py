@@ -188,6 +188,7 @@ def _extent(strategy: Strategy, n: int) -> tuple[int, np.ndarray]:
     if stated < width:
         subject, rule = f"{strategy.kind}.column_bands({n})", f"C has {width} bands"
         raise _check.reject(subject, stated, rule, "The strategy contradicts its own matrix.")
+    _check.scale_of_c(float(np.max(norms)))
     norms.setflags(write=False)
     return width, norms
 
@@ -274,6 +275,7 @@ def _products(strategy: Strategy, n: int) -> np.ndarray:
 
 def _up(value: float, n: int) -> float:
     """``value`` raised by the rounding error of a sum of n terms: never less private."""
+    _check.scale_of_c(value)
     return value * (1 + 4 * n * float(np.finfo(np.float64).eps))
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mfopt._runtime import _float64, _quick
+from mfopt._runtime import _check, _float64, _quick
 from mfopt._runtime._arrays import Scalar
 from mfopt._runtime._float64 import float64
 from mfopt.accounting.bound import DeterministicBound
@@ -294,7 +294,7 @@ def whole_profile(mechanism: Any) -> GroupBound:
     if squared_norm is None:
         gram, error = dominating_pair.overlaps(mechanism.strategy, mechanism.sampling)
         rows = float(np.max(np.sum(gram, axis=1))) / (1 - error)
-        dominating_pair.check_range(math.sqrt(rows))
+        _check.scale_of_c(math.sqrt(rows))
         squared_norm = dominating_pair.rounded_norm(rows)
     unit = Orthogonal(mechanism.sampling.bins, squared_norm)
     return GroupBound(unit, mechanism.group_size, "balls-in-bins with orthogonal modes")

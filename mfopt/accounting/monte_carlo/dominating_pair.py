@@ -33,7 +33,6 @@ _FACTOR = 1e-9  # relative to the largest squared norm: G against L Lᵀ
 _SPARE = 1e-9  # relative to the mean squared norm: room for a factor in pieces
 STRUCTURED = 4.0  # numbers held for each entry of G, at the peak of making and certifying a pair
 _ROWS = 1024  # processed together: no second matrix is made to check one
-_RANGE = 1e100  # of the largest entry of a mode: squares within float64, with room to spare
 
 
 class DominatingPair(NamedTuple):
@@ -82,11 +81,13 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
     strategy, bins = _widened(strategy, scheme), cast(BallsInBins, scheme).bins
     if bins >= nested.LEAST or strategy.has_structured_gram(cast(BallsInBins, scheme)):
         gram, relative = _gram(strategy, cast(BallsInBins, scheme))
-        check_range(math.sqrt(float(np.max(np.diagonal(gram)))))  # a norm, which no entry exceeds
+        _check.scale_of_c(
+            math.sqrt(float(np.max(np.diagonal(gram))))
+        )  # a norm, which no entry exceeds
         return above(gram, relative)
     modes = np.asarray(strategy.modes(cast(BallsInBins, scheme)))
     largest = float(np.max(modes))
-    check_range(largest)
+    _check.scale_of_c(largest)
     triangle = np.linalg.qr(modes / largest, mode="r").T
     return DominatingPair(triangle @ triangle.T * largest**2, triangle * largest)
 
@@ -122,14 +123,6 @@ def _widened(strategy: Strategy, scheme: Scheme) -> Strategy:
     strategy = strategy.widened()
     strategy.check_entries(scheme.iterations)
     return strategy
-
-
-def check_range(largest: float) -> None:
-    """Refuse a C whose ``largest`` entry leaves no room in float64 for squares."""
-    if not 1 / _RANGE <= largest <= _RANGE:
-        rule = f"its largest entry must lie in [{1 / _RANGE:g}, {_RANGE:g}]"
-        way_out = "Multiply C by a constant: σ scales with it, and the mechanism stays the same."
-        raise _check.reject("C", largest, rule, way_out)
 
 
 def above(gram: np.ndarray, relative: float) -> DominatingPair:

@@ -21,7 +21,7 @@ from mfopt._runtime._arrays import Array, Scalar
 from mfopt._runtime._float64 import float64
 from mfopt._runtime._types import PyTree
 from mfopt.accounting import unamplified
-from mfopt.accounting.monte_carlo import band, dominating_pair, pattern_frozen
+from mfopt.accounting.monte_carlo import band, pattern_frozen
 from mfopt.accounting.monte_carlo.likelihood import Ceilings
 from mfopt.accounting.monte_carlo.losses import LikelihoodLoss
 from mfopt.accounting.monte_carlo.pattern_frozen import (
@@ -132,7 +132,6 @@ class PatternLaw(SampledLaw):
         bands = self.check(strategy)
         self.require_memory()
         columns = np.asarray(strategy.banded_columns(self.scheme.iterations, bands))
-        dominating_pair.check_range(float(np.max(columns)))
         return self.of(columns, np.asarray(_gram(columns)))
 
     def enough_samples(self, parameters: float) -> float:
