@@ -81,9 +81,8 @@ def exact(strategy: Strategy, scheme: Scheme) -> DominatingPair:
     strategy, bins = _widened(strategy, scheme), cast(BallsInBins, scheme).bins
     if bins >= nested.LEAST or strategy.has_structured_gram(cast(BallsInBins, scheme)):
         gram, relative = _gram(strategy, cast(BallsInBins, scheme))
-        _check.scale_of_c(
-            math.sqrt(float(np.max(np.diagonal(gram))))
-        )  # a norm, which no entry exceeds
+        # a norm, which no entry exceeds
+        _check.scale_of_c(math.sqrt(float(np.max(np.diagonal(gram)))))
         return above(gram, relative)
     modes = np.asarray(strategy.modes(cast(BallsInBins, scheme)))
     largest = float(np.max(modes))
