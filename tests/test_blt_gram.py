@@ -39,12 +39,12 @@ CASES = [
 def test_every_entry_is_within_the_stated_error(epochs, bins, decay):
     strategy, scheme = _case(epochs, bins, decay)
     modes = _modes(strategy, scheme)
-    gram = blt_gram.gram(strategy, scheme)
+    gram = blt_gram.grouped(strategy, scheme, 1)[0]
     error = np.abs(gram / (modes.T @ modes) - 1).max()
     assert error < blt_gram.relative_error(scheme) < 1e-10 * max(1, epochs / 100)
     # a control: a buffer that forgets a little faster is seen
     other = BLT(strategy.base.scale, strategy.base.decay * (1 - 1e-7), 1.7)
-    moved = blt_gram.gram(TimeScaled(other, strategy.rows, strategy.columns), scheme)
+    moved = blt_gram.grouped(TimeScaled(other, strategy.rows, strategy.columns), scheme, 1)[0]
     wrong = np.abs(moved / (modes.T @ modes) - 1).max()
     assert wrong > blt_gram.relative_error(scheme) or scheme.iterations == 2
 

@@ -178,18 +178,6 @@ def _recursion(factor: jax.Array, added: jax.Array) -> jax.Array:
     return jax.lax.scan(step, jnp.zeros_like(factor), added, unroll=_UNROLLED)[1]
 
 
-@compiled("scheme")
-def gram(strategy: TimeScaled, scheme: BallsInBins) -> Array:
-    """G, shape (bins, bins).
-
-    Args:
-      strategy: diag(r) B diag(d) with a BLT for B.
-      scheme: bins and epochs.
-    """
-    slope = jax.grad(lambda h: product(h, strategy, scheme))
-    return slope(jnp.zeros((scheme.bins, scheme.bins)))
-
-
 @compiled("scheme", "size")
 def grouped(strategy: TimeScaled, scheme: BallsInBins, size: int) -> tuple[Array, Array]:
     """G of the groups' mean modes, (groups, groups), and D, (groups,).
@@ -209,7 +197,7 @@ def grouped(strategy: TimeScaled, scheme: BallsInBins, size: int) -> tuple[Array
 
 
 def relative_error(scheme: BallsInBins) -> float:
-    """Largest relative error of an entry of :func:`gram` in float64.
+    """Largest relative error of an entry of G in float64, of :func:`grouped` with groups of one.
 
     Each entry is a sum of products of numbers >= 0. Along any path from the parameters to it there
     are at most 2 powers of λ for each epoch and 4 more, each the exponential of a product that is

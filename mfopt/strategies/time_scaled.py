@@ -168,7 +168,7 @@ class TimeScaled(Strategy):
         return type(self) is TimeScaled and type(self.base) is BLT
 
     def structured_gram(self, scheme: BallsInBins) -> tuple[Array, float]:
-        return blt_gram.gram(self, scheme), blt_gram.relative_error(scheme)
+        return blt_gram.grouped(self, scheme, 1)[0], blt_gram.relative_error(scheme)
 
     def check_entries(self, n: int) -> None:
         self.base.check_entries(self.check_size(n))
