@@ -267,11 +267,7 @@ def _fixed_batch(**arguments: object) -> None:
       mfopt account fixed-batch --batch-size 500 --population 50000 --iters 2000 \\
           --group-size 8 --noise-multiplier 2 --delta 1e-6
     """
-
-    def scheme(row: Row) -> FixedBatch:
-        return FixedBatch(row["batch_size"], row["population"], _iterations(row))
-
-    answer(arguments, scheme, "fixed batches")
+    _answer(FixedBatch, "fixed batches", arguments)
 
 
 @command.command("fedavg")
@@ -576,7 +572,7 @@ _DEFAULTS = {"rethrow": 1}
 def _answer(
     kind: Any, title: str, arguments: Row, also: tuple[str, ...] = (), **statement: Any
 ) -> None:
-    """Answer for a scheme whose fields are options, and the C of ``--strategy``.
+    """Answer for a scheme whose fields are options, and the C of ``--strategy``, where there is one.
 
     Args:
       kind: class of the scheme.
@@ -585,8 +581,8 @@ def _answer(
       also: mechanisms that it is composed with.
       statement: as for :func:`.answers.answer`.
     """
-    text = arguments.pop("strategy")
-    strategy, file = _matrix(text)
+    text = arguments.pop("strategy", "")
+    strategy, file = _matrix(text or "identity")
     fields = [field.name for field in dataclasses.fields(kind)]
     stated = {} if file is None else {**vars(file.sampling), "iterations": int(file.iterations)}
     if "bins" in fields and "bins" not in stated:
@@ -600,7 +596,8 @@ def _answer(
             _require_length(sampling.iterations, file)
         return sampling
 
-    answer(arguments, scheme, ", and ".join([f"{title}, {text}", *also]), strategy, **statement)
+    title = ", and ".join([f"{title}, {text}" if text else title, *also])
+    answer(arguments, scheme, title, strategy, **statement)
 
 
 def _field(row: Row, name: str, stated: Any) -> Any:
