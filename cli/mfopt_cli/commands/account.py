@@ -572,7 +572,7 @@ _DEFAULTS = {"rethrow": 1}
 def _answer(
     kind: Any, title: str, arguments: Row, also: tuple[str, ...] = (), **statement: Any
 ) -> None:
-    """Answer for a scheme whose fields are options, and the C of ``--strategy``, where there is one.
+    """Answer for a scheme whose fields are options, and C of ``--strategy`` or I.
 
     Args:
       kind: class of the scheme.
