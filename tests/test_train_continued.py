@@ -69,7 +69,7 @@ def test_a_run_begins_where_another_ended_and_states_both(data, tmp_path):  # no
     prepare(third, resume=True).close()
     report = tmp_path / "second" / "model" / "privacy-report.json"
     assert verification.read(report.parent)["guarantee"] == total  # of a folder, too
-    report.write_text(json.dumps(facts | {"warnings": []}))
+    report.write_text(json.dumps(facts | {"warnings": ["another"]}))
     with pytest.raises(UsageError, match="does not hold: warnings"):
         prepare(third, resume=True)
     report.unlink()

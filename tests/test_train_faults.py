@@ -14,7 +14,7 @@ from train_fixtures import synthetic_store
 from train_oracles import write_store
 
 from mfopt.errors import FailureError, UsageError
-from mfopt.training import privacy
+from mfopt.training import privacy, verification
 from mfopt.training.data import TokenStore
 from mfopt.training.data.overlap import copies, refuse_copies
 from mfopt.training.execute import execute
@@ -242,6 +242,8 @@ def test_a_run_that_cannot_learn_is_warned_about(data, tmp_path):  # noqa: F811
     ratio = sizes["noise_of_all_steps"] / sizes["largest_signal_of_all_steps"]
     assert ratio > privacy.HOPELESS and f"{ratio:.3g} times less" in warning
     assert "WARNING" in privacy.report_text(hopeless)
+    checks = verification.verify(hopeless | {"warnings": []}).checks
+    assert "warnings" in [check.name for check in checks if not check.holds]
     assert report(epsilon=50.0, normalizer=5.0)["warnings"] == []
     usual = report(epsilon=50.0)  # a default is no reason to warn, and what it tells is stated
     assert usual["warnings"] == [] and "divided by tells it" in privacy.report_text(usual)
