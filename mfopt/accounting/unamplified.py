@@ -188,7 +188,8 @@ def _extent(strategy: Strategy, n: int) -> tuple[int, np.ndarray]:
     if stated < width:
         subject, rule = f"{strategy.kind}.column_bands({n})", f"C has {width} bands"
         raise _check.reject(subject, stated, rule, "The strategy contradicts its own matrix.")
-    _check.scale_of_c(float(np.max(norms)))
+    # one number for all columns is looked at once, however many they are
+    _check.scale_of_c(float(np.max(norms if norms.strides[0] else norms[:1])))
     norms.setflags(write=False)
     return width, norms
 
