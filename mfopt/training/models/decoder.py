@@ -85,6 +85,7 @@ class Norm(nnx.Module):
             wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
         normal = wide * jax.lax.rsqrt(square + self.epsilon)
+        # NumPy's float32 widens a scale in bfloat16 before the sum; a Python number would not
         scaled = normal * (self.scale[...] + np.float32(self.shift))
         if self.bias is not None:
             scaled = scaled + self.bias[...]
@@ -251,6 +252,7 @@ class Decoder(nnx.Module):
         (length,) = tokens.shape
         if length > self.positions:
             raise _check.reject("length", length, f"the model has {self.positions} positions")
+        # widens an embedding in bfloat16, as in the norms
         x = np.float32(self.scale) * jnp.take(self.wte[...], tokens, axis=0)
         if self.wpe is not None:
             x = x + self.wpe[:length]

@@ -250,8 +250,8 @@ class DecoderConfig:
         attention_cap: c of c tanh(x / c) on these products; None: none.
         source: the content of ``config.json``.
         logits_cap: c of c tanh(x / c) on the logits; None: they are as they are.
-        compute_dtype: type of activations, "float32" or "bfloat16"; parameters stay float32, and
-            the loss is computed in float32.
+        compute_dtype: type of activations, "float32" or "bfloat16"; parameters that are trained
+            stay float32, and the loss is computed in float32.
     """
 
     model_type: str
