@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import training_runs
 from scipy import stats
-from train_fixtures import synthetic_store
+from train_fixtures import synthetic_store, tokens_of
 
 from mfopt.errors import UsageError
 from mfopt.training.secrets import RunSecret, uniform_hash
@@ -16,8 +16,8 @@ def test_records_by_content_against_sorting_one_user_at_a_time(rule):
     store = synthetic_store(num_users=12, max_records=8, empty_users=(4,), seed=2)
     losses = np.random.default_rng(0).normal(size=store.num_records)
     key = {
-        "longest": lambda r: -len(store.record(r)),
-        "shortest": lambda r: len(store.record(r)),
+        "longest": lambda r: -len(tokens_of(store, r)),
+        "shortest": lambda r: len(tokens_of(store, r)),
         "highest-perplexity": lambda r: -losses[r],
         "lowest-perplexity": lambda r: losses[r],
     }[rule]
@@ -25,8 +25,8 @@ def test_records_by_content_against_sorting_one_user_at_a_time(rule):
     assert chosen.num_users == store.num_users
     for user in range(store.num_users):
         first = sorted(store.records_of(user), key=key)[:3]
-        expected = [store.record(record).tolist() for record in first]
-        actual = [chosen.record(record).tolist() for record in chosen.records_of(user)]
+        expected = [tokens_of(store, record).tolist() for record in first]
+        actual = [tokens_of(chosen, record).tolist() for record in chosen.records_of(user)]
         assert sorted(map(len, actual)) == sorted(map(len, expected))
         if "perplexity" in rule:  # without ties
             assert actual == expected

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from train_fixtures import tokens_of
 
 from mfopt.errors import FailureError, UsageError
 from mfopt.training.data import HoldOut, TokenStore, TokenStoreBuilder, open_parts
@@ -35,7 +36,7 @@ def as_dict(store):
     data, ends = (np.load(store.path / f"{name}.npy") for name in ("user_names", "name_offsets"))
     return {
         data[ends[u] : ends[u + 1]].tobytes().decode(): [
-            store.record(r).tolist() for r in store.records_of(u)
+            tokens_of(store, r).tolist() for r in store.records_of(u)
         ]
         for u in range(store.num_users)
     }
@@ -137,7 +138,7 @@ def test_batch_against_a_loop():
     tokens, mask = store.batch(records, 3)
     assert tokens.dtype == np.int32 and mask.dtype == bool
     for row, record in enumerate(records):
-        real = [] if record < 0 else store.record(record).tolist()[:3]
+        real = [] if record < 0 else tokens_of(store, record).tolist()[:3]
         assert tokens[row].tolist() == real + [0] * (3 - len(real))
         assert mask[row].tolist() == [True] * len(real) + [False] * (3 - len(real))
     empty, none = store.batch([], 3)
@@ -151,7 +152,6 @@ def test_numbers_out_of_range_are_refused(record, user):
     store = small_store()
     for call in (
         lambda: store.batch([0, record], 2),
-        lambda: store.record(record),
         lambda: store.records_of(user),
     ):
         with pytest.raises(UsageError, match=r"must (lie in|be at)"):
@@ -225,7 +225,7 @@ def test_chunks_hold_every_token_once_and_none_alone():
         chunks = store.in_chunks(length)
         assert chunks.num_users == store.num_users and chunks.digest == store.digest
         for user, records in enumerate(users):
-            cut = [chunks.record(number) for number in chunks.records_of(user)]
+            cut = [tokens_of(chunks, number) for number in chunks.records_of(user)]
             np.testing.assert_array_equal(
                 *(np.concatenate([np.empty(0), *entry]) for entry in (records, cut))
             )

@@ -111,7 +111,7 @@ def test_corrected_adam_finds_the_signal_s_second_moment():
     gradients = signal + spread[:, None] * rng.normal(size=(3000, 4000))
     gradients = gradients.astype(np.float32)
     _, state = moved(corrected_adam(0.01, spread**2, 0.9, 0.999), gradients)
-    actual = np.asarray(state.square["w"]) / (1 - 0.999**3000) - float(state.noise) / (
+    actual = np.asarray(state.adam.nu["w"]) / (1 - 0.999**3000) - float(state.noise) / (
         1 - 0.999**3000
     )
     assert np.mean(actual[:2000]) == pytest.approx(1.0, abs=0.02)

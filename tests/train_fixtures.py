@@ -37,6 +37,11 @@ def synthetic_store(
     return TokenStore.from_records(users, vocab_size=vocab_size, source="synthetic", **metadata)
 
 
+def tokens_of(store, record):
+    """The tokens of a record."""
+    return store.tokens[store.record_offsets[record] : store.record_offsets[record + 1]]
+
+
 def bigram_model():
     """A two-matrix next-token model without Flax: logits = E[token] @ D."""
     first, second = jax.random.split(jax.random.key(0))

@@ -90,7 +90,8 @@ def selected(
     sign = -1.0 if rule in ("longest", "highest-perplexity") else 1.0
     order = np.lexsort((uniform_hash(seed, 0, users, rank), sign * score, users))
     kept = rank < count
-    records = [store.record(record) for record in order[kept].tolist()]
+    begins = store.record_offsets
+    records = [store.tokens[begins[r] : begins[r + 1]] for r in order[kept].tolist()]
     ends = np.cumsum([0, *np.bincount(users[kept], minlength=store.num_users)])
     tokens = np.concatenate([np.empty(0, store.tokens.dtype), *records])
     return TokenStore(tokens, np.cumsum([0, *map(len, records)]), ends, store.metadata)
@@ -129,7 +130,7 @@ class Runs:
             make_optimizer(
                 config,
                 schedule(config.schedule, 1.0, execution.iterations),
-                None if execution.noise is None else privacy.noise_by_step(execution) ** 2,
+                0.0 if execution.noise is None else privacy.noise_by_step(execution) ** 2,
             ),
             optax.inject_hyperparams(optax.scale)(step_size=1.0),
         )

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from numpy.typing import ArrayLike
 
 from mfopt._runtime import _check
 from mfopt._runtime._types import PyTree
@@ -44,19 +45,18 @@ def schedule(name: str, learning_rate: float, steps: int) -> optax.Schedule:
 def make_optimizer(
     settings: TrainConfig,
     learning_rate: float | optax.Schedule,
-    noise_variance: np.ndarray | None = None,
+    noise_variance: ArrayLike = 0.0,
 ) -> optax.GradientTransformation:
     """The optax optimizer of a run's settings.
 
     ``noise_variance``: that of each coordinate of the mean, by step, shape (n,), which "adam-bc"
-    takes out; None: there is no noise.
+    takes out.
     """
-    variance = np.zeros(1) if noise_variance is None else noise_variance
     optimizers = {
         "sgd": optax.sgd(learning_rate),
         "momentum": optax.sgd(learning_rate, momentum=settings.momentum),
         "adam": optax.adam(learning_rate),
-        "adam-bc": corrected_adam(learning_rate, variance),
+        "adam-bc": corrected_adam(learning_rate, noise_variance),
     }
     return optimizers[settings.optimizer]
 
@@ -107,17 +107,15 @@ def _floor(step: Any, beta2: float) -> Any:
 
 
 class _CorrectedState(NamedTuple):
-    """State of :func:`corrected_adam`: steps, both moments, and the noise's part of the second."""
+    """State of :func:`corrected_adam`: that of Adam, and the noise's part of its second moment."""
 
-    count: Any
-    mean: PyTree
-    square: PyTree
+    adam: Any
     noise: jax.Array
 
 
 def corrected_adam(
     learning_rate: float | optax.Schedule,
-    noise_variance: np.ndarray,
+    noise_variance: ArrayLike,
     beta1: float = BETA1,
     beta2: float = BETA2,
 ) -> optax.GradientTransformation:
@@ -129,37 +127,38 @@ def corrected_adam(
 
     Args:
       learning_rate, beta1, beta2: a number or a schedule; decays of the two moments.
-      noise_variance: of each coordinate of the released mean, by step, shape (n,). The last entry
-        stands for all later steps.
+      noise_variance: of each coordinate of the released mean, by step, shape (n,), or a number. The
+        last entry stands for all later steps.
 
     Source: Tang, Shpilevskiy and Lécuyer 2024 (DP-AdamBC), with a fixed floor in place of k.
     """
-    variances = jnp.asarray(noise_variance, jnp.float32)
+    variances = jnp.atleast_1d(jnp.asarray(noise_variance, jnp.float32))
+
+    adam = optax.scale_by_adam(beta1, beta2)
 
     def init(params: PyTree) -> _CorrectedState:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return _CorrectedState(jnp.int32(0), zeros, jax.tree.map(jnp.copy, zeros), jnp.float32(0))
+        return _CorrectedState(adam.init(params), jnp.float32(0))
 
     def update(
         updates: PyTree, state: _CorrectedState, params: PyTree = None
     ) -> tuple[PyTree, _CorrectedState]:
-        step = state.count + 1
-        variance = variances[jnp.minimum(state.count, len(variances) - 1)]
-        mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.mean, updates)
-        square = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g**2, state.square, updates)
+        earlier = state.adam.count
+        variance = variances[jnp.minimum(earlier, len(variances) - 1)]
+        _, moments = adam.update(updates, state.adam)
+        step = moments.count
         noise = beta2 * state.noise + (1 - beta2) * variance
         mean_bias = 1 - beta1**step
         square_bias = 1 - beta2**step
         phi = noise / square_bias
         floor = jnp.maximum(phi * _floor(step, beta2), 1e-16)
-        rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+        rate = learning_rate(earlier) if callable(learning_rate) else learning_rate
         moved = jax.tree.map(
             lambda m, v: (
                 -rate * (m / mean_bias) / jnp.sqrt(jnp.maximum(v / square_bias - phi, floor))
             ),
-            mean,
-            square,
+            moments.mu,
+            moments.nu,
         )
-        return moved, _CorrectedState(step, mean, square, noise)
+        return moved, _CorrectedState(moments, noise)
 
     return optax.GradientTransformation(init, update)

@@ -196,7 +196,7 @@ def _prepare(config: TrainConfig, resume: bool, progress: Report, lock: BaseFile
         }
         if earlier is not None:
             public_report["continues"] = earlier
-    variance = privacy.noise_by_step(execution) ** 2 if account else None
+    variance = privacy.noise_by_step(execution) ** 2 if account else 0.0
     rates = schedule(config.schedule, rate, execution.iterations)
     optimizer = make_optimizer(config, rates, variance)
     return Prepared(

@@ -158,12 +158,13 @@ def _written(
         }
         for name, store in stores.items()
     }
-    written = {"reading": reading, "parts": parts}
+    written: JsonObject = {"reading": reading, "parts": parts}
     if "public" in texts:
         private = [store for name, store in stores.items() if name != "public"]
         progress(Progress("comparing the public part with the private ones"))
-        copies = overlap.refuse_copies(stores["public"], private, texts["public"][1].public_overlap)
-        written["overlap"] = dataclasses.asdict(copies)
+        written["overlap"] = overlap.refuse_copies(
+            stores["public"], private, texts["public"][1].public_overlap
+        )
     return written
 
 

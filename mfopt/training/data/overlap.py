@@ -8,7 +8,6 @@ array operations a block.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
@@ -24,19 +23,6 @@ NEAR = 0.5  # share of its runs that makes a record a copy
 MOST = 0.1  # share of the public tokens in copies that chance and shared boilerplate explain
 _BLOCK = 1 << 19  # tokens worked on at once, and those of the last record's rest
 _KEPT = 1 << 24  # public runs kept; of more, a fixed share is sampled
-
-
-@dataclasses.dataclass(frozen=True)
-class _Overlap:
-    """Copies of private records among the public ones; as private as the data it comes from.
-
-    ``records``: public ones of at least ``SHORTEST`` tokens; ``copies``: how many of them are
-    copies; ``share``: of their tokens, what the copies hold.
-    """
-
-    records: int
-    copies: int
-    share: float
 
 
 def copies(public: TokenStore, private: Sequence[TokenStore]) -> tuple[np.ndarray, np.ndarray]:
@@ -66,22 +52,28 @@ def copies(public: TokenStore, private: Sequence[TokenStore]) -> tuple[np.ndarra
 
 def refuse_copies(
     public: TokenStore, private: Sequence[TokenStore], largest_share: float = MOST
-) -> _Overlap:
+) -> dict[str, float]:
     """Copies of records of ``private`` in ``public``; all with the same tokenizer.
 
     Refused are copies that hold more than ``largest_share`` of the public tokens.
+
+    Returns:
+        ``records``: public ones of at least ``SHORTEST`` tokens; ``copies``: how many of them are
+        copies; ``share``: of their tokens, what the copies hold. As private as the data.
     """
     examined, copied = copies(public, private)
     lengths = public.record_lengths()
     total = int(lengths[examined].sum())
     share = int(lengths[copied].sum()) / total if total else 0.0
-    overlap = _Overlap(int(examined.sum()), int(copied.sum()), share)
+    overlap = {"records": int(examined.sum()), "copies": int(copied.sum()), "share": share}
     if not share <= largest_share:
-        rule = f"hold {share:.1%} of the tokens of {overlap.records} public records (at most "
+        rule = f"hold {share:.1%} of the tokens of {overlap['records']} public records (at most "
         rule += f"{largest_share:.1%} may)"
         way_out = "What is learned from public text is released without noise: leave the private "
         way_out += "records out of it, or, where they are alike by nature, raise `public_overlap`."
-        raise _check.reject("public", f"{overlap.copies} copies of private records", rule, way_out)
+        raise _check.reject(
+            "public", f"{overlap['copies']} copies of private records", rule, way_out
+        )
     return overlap
 
 
@@ -95,14 +87,13 @@ def _blocks(store: TokenStore) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     powers = np.cumprod(np.full(WINDOW, GOLDEN), dtype=np.uint64)
     for start, end in itertools.pairwise(dict.fromkeys([*cuts, store.num_records])):
         tokens = np.asarray(store.tokens[borders[start] : borders[end]]) % CONTEXT
+        if len(tokens) < WINDOW:
+            continue
         lengths = np.diff(borders[start : end + 1])
         owner = np.repeat(np.arange(end - start), lengths)
-        runs = max(0, len(tokens) - WINDOW + 1)
-        letters = uniform_hash(0, 0, tokens)
-        windows = np.zeros(runs, np.uint64)
-        for i, power in enumerate(powers):
-            windows += letters[i : i + runs] * power
-        within = owner[:runs] == owner[len(owner) - runs :]  # all of a run is in one record
-        within &= lengths[owner[:runs]] >= SHORTEST
-        yield start, uniform_hash(0, 1, windows[within]), owner[:runs][within]
+        windows = np.correlate(uniform_hash(0, 0, tokens), powers, "valid")
+        owner_of_run = owner[: len(windows)]
+        within = owner_of_run == owner[WINDOW - 1 :]  # all of a run is in one record
+        within &= lengths[owner_of_run] >= SHORTEST
+        yield start, uniform_hash(0, 1, windows[within]), owner_of_run[within]
         give_back(store.tokens)

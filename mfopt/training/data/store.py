@@ -170,11 +170,6 @@ class TokenStore:
         _check.integer("user", user, at_least=0, at_most=self.num_users - 1)
         return range(int(self.user_offsets[user]), int(self.user_offsets[user + 1]))
 
-    def record(self, record: int) -> np.ndarray:
-        """The tokens of one record: a view into the map, not a copy."""
-        _check.integer("record", record, at_least=0, at_most=self.num_records - 1)
-        return self.tokens[self.record_offsets[record] : self.record_offsets[record + 1]]
-
     def records_per_user(self) -> np.ndarray:
         """(U,) int64."""
         return np.diff(self.user_offsets)

@@ -161,10 +161,7 @@ def _save_adapters(folder: Path, config: DecoderConfig, params: PyTree, lora: Lo
             tensors[name] = np.ascontiguousarray(np.concatenate(parts, axis))
         patterns[module.partition(f".{path[1]}.")[2]] = len(tensors[name][0])  # in all blocks alike
     folder.mkdir()
-    _files.write(
-        folder / "adapter_model.safetensors",
-        lambda stream: save_file(tensors, stream.name, metadata={"format": "pt"}),
-    )
+    _save_tensors(folder / "adapter_model.safetensors", tensors)
     facts = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -178,6 +175,11 @@ def _save_adapters(folder: Path, config: DecoderConfig, params: PyTree, lora: Lo
         "inference_mode": True,
     }
     _files.write(folder / "adapter_config.json", facts)
+
+
+def _save_tensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    """Write a file as PyTorch's tools read it."""
+    _files.write(path, lambda stream: save_file(tensors, stream.name, metadata={"format": "pt"}))
 
 
 def _columns(config: DecoderConfig) -> Counter[str]:
@@ -301,9 +303,7 @@ def save_pretrained(folder: str | Path, config: DecoderConfig, params: PyTree) -
             tensors.setdefault(name, empty)[rows] = value
         else:
             tensors[name] = value
-    _files.write(
-        folder / WEIGHTS, lambda stream: save_file(tensors, stream.name, metadata={"format": "pt"})
-    )
+    _save_tensors(folder / WEIGHTS, tensors)
     _files.write(folder / "config.json", config.facts() | {"dtype": "float32"})
 
 

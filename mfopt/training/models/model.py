@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from mfopt._runtime import _check
 from mfopt._runtime._types import PyTree as PyTree
@@ -90,6 +91,5 @@ def next_token_loss(logits: jax.Array, tokens: jax.Array, mask: jax.Array) -> ja
     logits = logits.astype(jnp.float32)
     targets = jnp.roll(tokens, -1)
     weights = jnp.append(mask[1:] & mask[:-1], False).astype(jnp.float32)
-    chosen = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
-    losses = jax.nn.logsumexp(logits, axis=-1) - chosen
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     return jnp.sum(weights * losses) / jnp.maximum(jnp.sum(weights), 1.0)
