@@ -233,11 +233,17 @@ def test_all_tokens_are_read_and_a_screen_says_so(data, tmp_path):
     assert over and any("train: 19 users" in x and f"{over:,} (" in x for x in reports), reports
     chunks = prepared_for("chunks", long_records="chunks")
     assert any("train: 19 users" in x and "all read in" in x for x in reports), reports
+    drawn = "of users with more than 2 rows 2 are drawn"
+    assert any(x.endswith(f"{drawn} for a step") for x in reports), reports
     for name, store in chunks.parts.items():
         assert store.num_tokens == cut.parts[name].num_tokens
         assert store.record_lengths().max() <= 8, name
     assert chunks.execution.units.population == cut.execution.units.population
     assert chunks.public_report["guarantee"] == cut.public_report["guarantee"]
+    prepared_for("els", algorithm="els", evaluate_records=4)
+    assert any(x.endswith(f"{drawn} once, for all steps") for x in reports), reports
+    read = [x for x in reports if x.endswith("; an evaluation reads 4 of these rows")]
+    assert len(read) == 2 and not any(x.startswith("train") for x in read), reports
     # a record that is the unit of the statement stays whole
     record = {"algorithm": "els", "privacy_unit": "record", "records_per_user": 9}
     whole = prepared_for("record", long_records="chunks", **record)

@@ -47,20 +47,29 @@ def lines(parts: dict[str, TokenStore], folder: Path, config: TrainConfig) -> li
         if bad := counts["bad"]:
             text += f"; {sum(bad.values()):,} skipped ({reasons(bad)})"
         shown.append(text)
+    most_rows = config.records_per_user
     for name, store in parts.items():
+        rows = store.in_chunks(config.length) if config.in_chunks else store
         sizes = store.record_lengths()
-        users = f"{np.count_nonzero(store.records_per_user()):,} users"
-        text = f"{name}: {users}, {store.num_records:,} records, {store.num_tokens:,} tokens"
+        text = (
+            f"{name}: {np.count_nonzero(store.records_per_user()):,} users, "
+            f"{store.num_records:,} records, {store.num_tokens:,} tokens"
+        )
         over = np.maximum(sizes - config.length, 0).sum()
         count = np.count_nonzero(sizes > config.length)
         if not over:
             text += ", all read"
         elif config.in_chunks:
-            chunks = store.in_chunks(config.length).num_records
-            text += f", all read in {chunks:,} rows of at most {config.length}"
+            text += f", all read in {rows.num_records:,} rows of at most {config.length}"
             text += f" ({count:,} records are cut into several)"
         else:
             text += f"; {over:,} ({over / store.num_tokens:.0%}) are never read: {count:,} records"
             text += f" have more than {config.length} tokens"
+        if name != "train":
+            if rows.num_records > config.evaluate_records:
+                text += f"; an evaluation reads {config.evaluate_records:,} of these rows"
+        elif rows.records_per_user().max(initial=0) > most_rows:
+            drawn = "once, for all steps" if config.algorithm in ("els", "group") else "for a step"
+            text += f"; of users with more than {most_rows} rows {most_rows} are drawn {drawn}"
         shown.append(text)
     return shown
