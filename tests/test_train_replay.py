@@ -2,9 +2,11 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from test_train_planted import faults
 from test_train_run import data, settings_for  # noqa: F401 (fixtures)
 
 from mfopt.errors import UsageError
@@ -13,6 +15,7 @@ from mfopt.training import loop
 from mfopt.training.execute import execute
 from mfopt.training.prepare import prepare
 from mfopt.training.replay import replay
+from mfopt.training.units import UserUnits
 
 
 def ran(data, folder, **changes):  # noqa: F811
@@ -29,9 +32,10 @@ def test_a_run_is_executed_again_bit_for_bit(data, tmp_path):  # noqa: F811
     report["guarantee"] |= {"method": "another proof", "details": {"bracket": [0, 1]}}
     path.write_text(json.dumps(report))
     original = {item: item.read_bytes() for item in folder.rglob("*") if item.is_file()}
-    replayed = replay(folder)
+    replayed, findings = replay(folder)
     assert (replayed.begin, replayed.end, replayed.differences) == (4, 6, ())
     assert "the same, bit for bit" in str(replayed)
+    assert len(findings) == 19 and not faults(findings)
     # nothing of the run is changed
     assert {item: item.read_bytes() for item in folder.rglob("*") if item.is_file()} == original
     # an export or a report that is not the run's
@@ -41,7 +45,50 @@ def test_a_run_is_executed_again_bit_for_bit(data, tmp_path):  # noqa: F811
     arrays[name] = np.nextafter(arrays[name], np.float32(1))
     save_file(arrays, model)
     path.write_text(json.dumps(report | {"normalizer": 99.0}))
-    assert replay(folder).differences == ("exported model", "privacy report")
+    assert replay(folder)[0].differences == ("exported model", "privacy report")
+
+
+ALL = {
+    "els": {"algorithm": "els", "optimizer": "momentum"},
+    "fedavg": {"algorithm": "fedavg", "local_batch": 1, "local_epochs": 2, "weight_cap": 2},
+    "group": {"algorithm": "group", "lora_rank": 2},
+    "record": {"algorithm": "els", "records_per_user": 7, "privacy_unit": "record"},
+    "secure": {"noise": "secure", "compute_dtype": "bfloat16"},
+    "bins": {"sampling": "balls-in-bins:epochs=2,bins=3", "normalized": True, "clip_norm": 0.1},
+}
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("changes", ALL.values(), ids=ALL)
+def test_a_run_of_any_kind_follows_the_definition_on_its_own_data(data, tmp_path, changes):  # noqa: F811
+    replayed, findings = replay(ran(data, tmp_path / "run", **changes))
+    assert replayed.differences == () and not faults(findings)
+
+
+@pytest.mark.ci
+def test_a_fault_that_shows_in_the_runs_own_data_alone_is_found(data, tmp_path, monkeypatch):  # noqa: F811
+    right_choice, right_sum = UserUnits._chosen, loop.Trainer.sum
+
+    def of_another_user(self, users, step):  # canaries come from no file
+        return right_choice(
+            self, np.where(self.store.metadata["source"] and users > 9, 9, users), step
+        )
+
+    def twice(self, params, batch, step):  # after the first steps
+        totals = right_sum(self, params, batch, step)
+        doubled = jax.tree.map(lambda leaf: leaf * (1 + (step >= 4)), totals.gradient)
+        return totals._replace(gradient=doubled)
+
+    patches = {
+        "records of a unit, at most as accounted": (UserUnits, "_chosen", of_another_user),
+        "sums of clipped gradients": (loop.Trainer, "sum", twice),
+    }
+    for number, (name, patch) in enumerate(patches.items()):
+        with monkeypatch.context() as context:
+            context.setattr(*patch)
+            replayed, findings = replay(ran(data, tmp_path / f"{number}"))
+        assert replayed.differences == ()  # it is the program that ran
+        assert f"{name}, on the run's own data" in faults(findings)
 
 
 def test_a_run_of_another_program_ends_elsewhere(data, tmp_path, monkeypatch):  # noqa: F811
@@ -51,14 +98,14 @@ def test_a_run_of_another_program_ends_elsewhere(data, tmp_path, monkeypatch):  
     with monkeypatch.context() as patch:
         patch.setattr(loop, "pad", every_other)
         folder = ran(data, tmp_path / "run")
-    replayed = replay(folder)
+    replayed, _ = replay(folder)
     assert "parameters" in replayed.differences and "noise" not in replayed.differences
     assert "DIFFERENT: parameters" in str(replayed)
 
 
 def test_what_cannot_be_executed_again_is_refused(data, tmp_path):  # noqa: F811
     folder = ran(data, tmp_path / "run", steps=1, checkpoint_every=50)
-    assert replay(folder).begin == 0  # the state before the first step is a checkpoint
+    assert replay(folder)[0].begin == 0  # the state before the first step is a checkpoint
     for path in (folder / "checkpoints").glob("0"):
         path.rename(tmp_path / "first")
     with pytest.raises(UsageError, match="fewer than two checkpoints"):

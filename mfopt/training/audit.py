@@ -206,7 +206,7 @@ def audit(
     findings += of_model
     judged = _judge(scores, present, account, settings, claimed, confidence)
     findings = [*judged.sampling, *findings]
-    assert len(findings) <= executed.MOST
+    assert len(findings) <= executed.OF_CANARIES
     return dataclasses.replace(judged, sampling=tuple(findings))
 
 

@@ -4,8 +4,9 @@ Participations are compared with those under other secrets, with neighbouring un
 to 64) and with the scheme's law; C times the noise, in units of σ, must be independent normal
 variables of variance 1 over steps, coordinates and secrets. Each test gives the probability, under
 a correct trainer, of a deviation as large as the one found, or an upper bound on it; no limit
-theorem is used. One below ``LEVEL`` is a fault. An audit has at most ``MOST`` tests, so that it
-calls a correct trainer faulty with probability at most ``MOST * LEVEL`` = ``FALSE_ALARM``.
+theorem is used. One below ``LEVEL`` is a fault. An audit has at most ``OF_CANARIES`` tests, and
+``OF_RUN`` of a run that happened, so that it calls a correct trainer faulty with probability at
+most ``FALSE_ALARM``.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from mfopt.sampling import Scheme, UnitSampler
 from mfopt.training import attack
 
 FALSE_ALARM = 1e-4  # of all tests of one audit together
-MOST = 40
-LEVEL = FALSE_ALARM / MOST
+OF_CANARIES, OF_RUN = 40, 20
+LEVEL = FALSE_ALARM / (OF_CANARIES + OF_RUN)
 _UNITS = 4000  # examined one by one
 _LAGS = 64
 _COORDINATES = 1000  # compared pair by pair

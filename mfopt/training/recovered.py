@@ -1,4 +1,4 @@
-"""A run of the audit in the run's own model, its noise recovered and tested.
+"""A run in the run's own model, on canaries or on its own data, its noise recovered and tested.
 
 The sums that are taken away from the releases follow their definition (``docs/howto/audit.md``):
 the gradient of one unit's mean loss, its norm in float64, no code of the trainer but the model's
@@ -24,6 +24,7 @@ from scipy import stats
 from mfopt.factorization import Factorization
 from mfopt.progress import Progress, Report, silent
 from mfopt.sampling import UnitSampler
+from mfopt.sampling.sampler import pad
 from mfopt.training import executed, sizes
 from mfopt.training import mesh as meshes
 from mfopt.training.config import TrainConfig
@@ -31,8 +32,9 @@ from mfopt.training.data import TokenStore
 from mfopt.training.data.store import Rows
 from mfopt.training.executed import Finding, certain
 from mfopt.training.initial_model import initial_model
-from mfopt.training.loop import Execution, Trainer
+from mfopt.training.loop import Execution, Trainer, TrainState
 from mfopt.training.models import Model, PyTree
+from mfopt.training.prepare import Prepared
 from mfopt.training.secrets import RunSecret
 from mfopt.training.units import RecordUnits
 from mfopt.training.wiring import Wiring
@@ -50,6 +52,7 @@ _ROUNDING = {"float32": 1e-3, "bfloat16": 5e-2}
 _RELEASE_ROUNDING = 4 * 2.0**-24
 _OTHERS = 2  # units beside an odd user in a step
 _FEW_TOKENS = 8
+_STAGE = "comparing steps of the run's own model with their definition"
 _LATTICE = 1 << 14  # numbers of a step's noise that are compared with each other
 # probability of the likeliest value of a float32 normal draw (3e-8), and of what is rounded to it
 _LIKELIEST = 2.0**-22
@@ -155,14 +158,52 @@ def findings(
     wired = Wiring(settings, account, secret, mesh)
     execution = alter(wired.execution(wired.units(store)))
     sizes.RunCost(sizes.work(model, settings.length), execution, settings).require()
-    n = min(_STEPS, account.sampling.length)
     trainer = Trainer(model, execution, optax.sgd(_RATE), mesh=mesh, keep_release=True)
-    return _Run(account, settings, store, odd, trainer, secret).findings(n, progress)
+    run = _Run(account, settings, store, odd, trainer, secret, progress)
+    return run.findings(min(_STEPS, account.sampling.length))
+
+
+def findings_of_run(
+    prepared: Prepared, begin: TrainState, end: int, progress: Report = silent
+) -> list[Finding]:
+    """Findings of a run's first steps, and of those from a checkpoint on, on its own data.
+
+    They are executed by its own trainer under its own secret. All tests are made of the first
+    steps; of the later ones, which are told from the first by what the run has learned, those that
+    leave nothing to chance.
+
+    Args:
+        prepared: the run, which has an account.
+        begin, end: state of the checkpoint, and the step before which both parts end.
+        progress: callback for every step.
+    """
+    assert prepared.account is not None
+    trainer = Trainer(
+        prepared.model,
+        prepared.execution,
+        prepared.trainer.optimizer,
+        mesh=prepared.mesh,
+        keep_release=True,
+    )
+    run = _Run(
+        prepared.account,
+        prepared.config,
+        prepared.parts["train"],
+        _CLOSELY,
+        trainer,
+        prepared.secret,
+        progress,
+    )
+    trainer.init()  # lays out the state
+    list(run.steps(begin, min(int(begin.step) + _CLOSELY, end)))
+    tests = run.findings(min(_CLOSELY, end))
+    assert len(tests) <= executed.OF_RUN
+    return [dataclasses.replace(x, name=f"{x.name}, on the run's own data") for x in tests]
 
 
 @dataclasses.dataclass
 class _Run:
-    """The definition beside a trainer, on the same canary users, of which the first are ``odd``."""
+    """The definition beside a trainer, on the same users; the first ``odd`` come and go."""
 
     account: Factorization
     settings: TrainConfig
@@ -170,6 +211,7 @@ class _Run:
     odd: int
     trainer: Trainer
     secret: RunSecret
+    progress: Report
 
     def __post_init__(self) -> None:
         account = self.account
@@ -199,17 +241,14 @@ class _Run:
         ends = np.cumsum([0, *map(len, tested)]).tolist()
         self.arrays = [slice(begin, end) for begin, end in itertools.pairwise(ends)]
 
-    def findings(self, n: int, progress: Report) -> list[Finding]:
+    def findings(self, n: int) -> list[Finding]:
         """Findings of ``n`` steps."""
         # the first steps of C, which is lower triangular
         first = np.eye(self.account.sampling.length, n)
         columns = np.asarray(self.account.strategy.multiply(first))[:n]
         lattice = self._published(columns[0, 0])
         self._pairs()
-        by_step = []
-        for step, step_findings in enumerate(self._steps(n)):
-            by_step.append(step_findings)
-            progress(Progress("training the run's own model on canaries", step + 1, n, "steps"))
+        by_step = self.steps(self.trainer.init(self.secret.key("noise")), n)
         noise, totals = (np.stack(part) / self.sigma for part in zip(*by_step, strict=True))
         second_release = self._released(self.drawn[0], self.secret.twin().key("noise"))[self.tested]
         other_noise = self.normalizer * second_release / self.sigma - totals[0]
@@ -222,37 +261,39 @@ class _Run:
             *executed.compare_noise(white, self.arrays, columns[0, 0] * other_noise),
         ]
 
-    def _steps(self, n: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(the noise, the sum of the contributions) of each step, at the tested coordinates."""
+    def steps(self, state: TrainState, stop: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(noise, sum of the contributions) of each step before ``stop``, where they are tested."""
         trainer = self.trainer
-        state = trainer.init(self.secret.key("noise"))
-        params = jax.tree.map(jnp.copy, state.params)  # the loop reuses its buffers
-        for result in trainer.run(state, n):
+        closely = int(state.step) + _CLOSELY
+        # copies: the loop reuses the buffers
+        params, moments = jax.tree.map(jnp.copy, (state.params, state.optimizer))
+        for result in trainer.run(state, stop):
             batch = result.batch
             units = batch[batch >= 0]
             drawn = self.drawn[result.step]
             self.holds["units that were drawn, each once"] &= np.array_equal(np.sort(units), drawn)
             total = self._total(params, drawn, result.step)
-            if result.step < _CLOSELY:
+            if result.step < closely:
                 summed = _flat(trainer.sum(params, batch, result.step).gradient)
                 rounding = _ROUNDING[self.settings.compute_dtype] * max(1, len(drawn))
                 self.holds["sums of clipped gradients"] &= (
                     _norm(summed - total) <= rounding * self.bound
                 )
-                for unit in drawn[:_CLOSELY].tolist():
-                    single = np.full((1, batch.shape[1]), -1)
-                    single[0, 0] = unit
+                for unit in drawn[:_CLOSELY, None]:
+                    single = pad(unit, batch.shape[1], fill=-1)
                     contribution = trainer.sum(params, single, result.step).gradient
-                    within = _norm(_flat(contribution)) <= self.bound
-                    self.holds["contributions within the bound"] &= within
-            release = _flat(result.release)
-            begin = _flat(params)
-            params = jax.tree.map(jnp.copy, result.state.params)
-            difference = _flat(params) - (begin - _RATE * release)
-            size = _norm(begin) + _RATE * _norm(release)
-            self.holds["parameters move by the release alone"] &= _norm(difference) <= 1e-6 * size
+                    norm = _norm(_flat(contribution))
+                    self.holds["contributions within the bound"] &= norm <= self.bound
+            update, _ = trainer.optimizer.update(result.release, moments, params)
+            expected = _flat(params) + _flat(update)
+            size = _norm(expected) + _norm(_flat(update))
+            params, moments = jax.tree.map(jnp.copy, (result.state.params, result.state.optimizer))
+            difference = _norm(_flat(params) - expected)
+            self.holds["parameters move by the release alone"] &= difference <= 1e-6 * size
+            self.progress(Progress(_STAGE, result.step + 1, stop, "steps"))
+            release = _flat(result.release)[self.tested]
             signal = total[self.tested]
-            yield self.normalizer * release[self.tested] - signal, signal
+            yield self.normalizer * release - signal, signal
 
     def _pairs(self) -> None:
         """Check what each odd user changes in a whole release: others, noise and batch as before.
@@ -331,19 +372,13 @@ class _Run:
         else:
             records = np.asarray(self.store.records_of(unit))
         tokens, mask = self.store.batch(records, self.settings.length)
-        texts = [row[is_there].tobytes() for row, is_there in zip(tokens, mask, strict=True)]
         read, read_mask = (part[0] for part in units.fetch(np.array([unit]), step))
-        of_records = Counter(texts)
-        of_records.subtract(
-            row[is_there].tobytes()
-            for row, is_there in zip(read, read_mask, strict=True)
-            if is_there.any()
-        )
-        empty = of_records.pop(b"", 0)
-        count = int(read_mask.any(axis=-1).sum())
-        expected = min(len(texts), most_records)
-        its_own = all(unused >= 0 for unused in of_records.values())
-        its_own &= max(0, expected - empty) <= count <= expected
+        texts = _texts(tokens, mask)
+        texts_read = _texts(read, read_mask)
+        expected = min(len(records), most_records)
+        empty = len(records) - texts.total()
+        its_own = texts_read <= texts
+        its_own &= max(0, expected - empty) <= texts_read.total() <= expected
         self.holds["records of a unit, at most as accounted"] &= its_own
         return (read, read_mask) if its_own else (tokens[:most_records], mask[:most_records])
 
@@ -386,6 +421,12 @@ class _Run:
             slope = _flat(self._gradient(position, *rows))
             moved = self._clipped(moved + settings.local_rate * slope)
         return moved
+
+
+def _texts(tokens: np.ndarray, mask: np.ndarray) -> Counter[bytes]:
+    """How often each text occurs in rows, but for empty ones."""
+    rows = zip(tokens, mask, strict=True)
+    return Counter(row[is_there].tobytes() for row, is_there in rows if is_there.any())
 
 
 def _flat(tree: PyTree) -> np.ndarray:

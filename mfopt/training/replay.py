@@ -2,7 +2,8 @@
 
 With the run's secret and data everything in it is determined: batches, contributions, sums, noise,
 updates and what is exported. A run that was executed by another program than this one, resumed with
-other data, or changed afterwards ends elsewhere.
+other data, or changed afterwards ends elsewhere. That this program does what was accounted for, on
+these data, is tested by :func:`mfopt.training.recovered.findings_of_run`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from pathlib import Path
 from mfopt._runtime import _check
 from mfopt.factorization import proofs
 from mfopt.progress import Report, silent
+from mfopt.training import recovered
 from mfopt.training.checkpoint import Checkpoints
 from mfopt.training.config import TrainConfig, load
 from mfopt.training.execute import execute
+from mfopt.training.executed import Finding
 from mfopt.training.folder import CHECKPOINTS, MODEL, REPORT, hold
 from mfopt.training.prepare import prepare
 
@@ -49,11 +52,12 @@ def settings_of_run(folder: Path) -> TrainConfig:
     return settings
 
 
-def replay(folder: str | Path, progress: Report = silent) -> _Replay:
+def replay(folder: str | Path, progress: Report = silent) -> tuple[_Replay, list[Finding]]:
     """Execute the last steps of the run in ``folder`` again, between its two newest checkpoints.
 
     They run in a copy of the folder, by :func:`~mfopt.training.execute.execute`, as a resumed run
-    does; the folder itself is not changed, and the copy is deleted.
+    does; the folder itself is not changed, and the copy is deleted. The findings are those of
+    :func:`~mfopt.training.recovered.findings_of_run`.
 
     Raises:
         UsageError: the run has fewer than two checkpoints or is at work, or its data, model or
@@ -95,7 +99,10 @@ def replay(folder: str | Path, progress: Report = silent) -> _Replay:
             }
             differences = [name for name, part in parts.items() if before[part] != after[part]]
             differences += _of_files(folder, copy)
-        return _Replay(begin, end, tuple(differences))
+            with Checkpoints(copy / CHECKPOINTS) as repeated:
+                state = repeated.restore(like, prepared.secret, begin).state
+            findings = recovered.findings_of_run(prepared, state, end, progress)
+        return _Replay(begin, end, tuple(differences)), findings
     finally:
         lock.release()
 

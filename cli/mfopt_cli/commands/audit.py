@@ -36,8 +36,9 @@ def command(arguments: SimpleNamespace) -> None:
     clipped sums, the noise in its releases, its participations. In a second one canary users with
     worst-case gradients take part, each with probability 1/2, and an attacker who sees every
     noised mean guesses who did: an empirical lower bound on ε. Where RUN's secret and data are at
-    hand its last steps are executed again from a checkpoint and compared bit for bit. Exit code 1
-    if a test fails; a correct trainer fails with probability at most 1e-4, for any --confidence.
+    hand its last steps are executed again from a checkpoint and compared bit for bit, and its first
+    steps and some later ones are compared with the definition on its own data. Exit code 1 if a
+    test fails; a correct trainer fails with probability at most 1e-4, for any --confidence.
 
     \b
     Examples:
@@ -62,7 +63,9 @@ def command(arguments: SimpleNamespace) -> None:
         )
         if folder is not None:
             try:
-                executed_again = replay.replay(folder, progress=live)
+                executed_again, of_run = replay.replay(folder, progress=live)
+                sampling = (*result.sampling, *of_run)
+                result = dataclasses.replace(result, sampling=sampling)
             except UsageError as problem:  # its data are elsewhere, or it has one checkpoint
                 why_not = str(problem)
     faults = [finding for finding in result.sampling if finding.fault]
