@@ -100,13 +100,13 @@ def test_a_half_written_checkpoint_is_not_found(tmp_path, trainer, secret):
 def test_tables_are_taken_up_again_without_double_rows(tmp_path):
     path = tmp_path / "m.csv"
     with contextlib.ExitStack() as stack:
-        table = metrics.open_table(stack, path, ("step", "loss"), start=0)
+        table = metrics._open_table(stack, path, ("step", "loss"), start=0)
         for step in range(5):
             table.writerow({"step": step, "loss": 1.5})
             assert len(path.read_text().splitlines()) == step + 2  # on disk
     path.write_text(path.read_text() + "5,")  # killed in the middle of a row
     with contextlib.ExitStack() as stack:
-        repeated = metrics.open_table(stack, path, ("step", "loss"), start=3)
+        repeated = metrics._open_table(stack, path, ("step", "loss"), start=3)
         repeated.writerow({"step": 3, "loss": 2.5})
     rows = metrics.read_table(path)
     assert [row["step"] for row in rows] == ["0", "1", "2", "3"] and rows[3]["loss"] == "2.5"

@@ -120,7 +120,7 @@ def step_row(result: StepResult, seconds: float) -> dict[str, float]:
     }
 
 
-def open_table(
+def _open_table(
     stack: contextlib.ExitStack, path: Path, fields: tuple[str, ...], start: int
 ) -> csv.DictWriter[str]:
     """A table that grows by rows, each on disk as soon as written.
@@ -168,9 +168,9 @@ class Recorder(contextlib.ExitStack):
         folder = Path(config.output)
         self._private = write and config.private_metrics
         if self._private:
-            self._steps = open_table(self, folder / "metrics.csv", STEP_FIELDS, start)
+            self._steps = _open_table(self, folder / "metrics.csv", STEP_FIELDS, start)
             # an evaluation belongs to the state after so many steps, so that of `start` is kept
-            self._evaluations = open_table(self, folder / "evaluation.csv", EVAL_FIELDS, start + 1)
+            self._evaluations = _open_table(self, folder / "evaluation.csv", EVAL_FIELDS, start + 1)
         self._total = total
         self._report = progress
         self._clock = time.perf_counter()
