@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import types
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -103,7 +104,7 @@ class PrivateModule(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, run: PrivateRun, loss_reduction: str) -> None:
         super().__init__()
         self._module, self._run = module, run
-        self._declared, self._divided = loss_reduction, dict[object, int]()
+        self._declared, self._passes = loss_reduction, dict[int, list[float]]()
 
     def __getattr__(self, name: str) -> Any:
         own = "_modules" not in vars(self) or name == "_module"
@@ -120,7 +121,7 @@ class PrivateModule(torch.nn.Module):
         run = self._run
         units, is_probed = run.begin_pass(self._module, given)
         examples, count = Examples(self._module, run.stream.clip_norm), len(units)
-        reduction = rows.Reduction(self._declared, self._divided, count)
+        reduction = rows.Reduction(self._declared, count, self._passes, defaultdict(frozenset))
 
         def marked(x: Any) -> Any:
             return rows.UnitRows.of(x, units, is_probed=is_probed, reduction=reduction)
@@ -144,13 +145,14 @@ class PrivateModule(torch.nn.Module):
             return tuple(x.squeeze(0) if x.ndim else x for x in tensors)
 
         parts = [x for x in pytree.tree_leaves((args, kwargs)) if is_batched(x)]
-        is_probed |= any(units != count for units in self._divided.values())
+        is_probed |= len(self._passes) == 1 and count not in self._passes
         with examples.probed(of_one, parts, run if is_probed else None):
             outputs, pullback = examples.forward(of_one, parts)
         outputs = [_leaf(x) for x in outputs]
         scale = count if self._declared == "mean" else 1
 
         def add() -> None:
+            reduction.refuse_another()
             run.take(units)
             run.norms.append(examples.add(pullback([x.grad for x in outputs]), run.sums, scale))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from mfopt._runtime import _check
 
 _SELECTIONS = {
     "__getitem__", "index_select", "narrow", "flip", "roll", "split", "tensor_split", "chunk",
+    "unbind",
 }  # fmt: skip
 _RESHAPES = {"view", "reshape", "flatten"}
 _TOLERANCE = 1e-3  # of the largest number: what rounding may change
@@ -33,30 +35,66 @@ _NOT_TAKEN = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
 
 
 class Reduction(NamedTuple):
-    """How the loss of a pass is to add up its units.
+    """How the loss of a pass adds up its units.
 
     Attributes:
-      declared: what the loss is said to be, "mean" or "sum".
-      divided: of the passes before, by the multiple of their units that a sum was divided by:
-        these units.
-      units: their number.
+      declared: what it is said to be, "mean" or "sum".
+      units: number of those of the pass.
+      passes: divisors of the losses of passes before, by their number of units.
+      terms: what sums over units are divided by in the loss of a probed pass, and their units. The
+        divisor is an int, 1 or the number of rows, until the loss multiplies it by something.
     """
 
     declared: str
-    divided: dict[object, int]
     units: int
+    passes: dict[int, list[float]]
+    terms: defaultdict[float, frozenset[int]]
 
-    def told_apart(self, kinds: frozenset[str | int]) -> frozenset[str | int]:
-        """What a loss of ``kinds`` is, in parts.
+    def add(self, divisor: int, members: frozenset[int], output: int, gradients: Any) -> None:
+        """Note a sum over units, whose gradient is what the loss multiplies it by.
 
-        What it was divided by tells that from the second number on: a mean is divided by the same
-        multiple of other units, and a sum over a fixed number is not. Nor is a mean, once more.
+        Args:
+          divisor: of the sum itself, 1 or its number of rows.
+          members: the units.
+          output: which one of its node in the graph the sum is.
+          gradients: of the node's outputs; None of one that the loss does not use.
         """
-        multiples = {x for x in kinds if isinstance(x, int) and (x < 0 or self.declared == "sum")}
-        if kinds and not multiples:
-            self.divided.clear()
-        before = {self.divided.setdefault(x, self.units) for x in multiples}
-        return kinds | {"mean", "sum"} if before - {self.units} else kinds
+        gradient = gradients[output]
+        for factor in {*(() if gradient is None else gradient.ravel().tolist())} - {0.0}:
+            # equal but for rounding is equal
+            number = divisor if factor == 1.0 else float(f"{divisor / factor:.6g}")
+            self.terms[number] |= members
+
+    def refuse_another(self) -> None:
+        """Raise :class:`UsageError` for a loss of other terms than it was declared to have.
+
+        The divisor of a mean follows the number of units, and that of a sum does not. Where the
+        loss was multiplied, that shows from the second number on, by a power of their ratio.
+        """
+        power = int(self.declared == "mean")
+        wrong = [
+            len(members) < self.units
+            or (isinstance(number, int) and (number % self.units if power else number > 1))
+            for number, members in self.terms.items()
+        ]
+        for units, before in self.passes.items():
+            ratio = self.units / units
+            if len(before) == len(self.terms):
+                for a, b in zip(before, self.terms, strict=True):
+                    fitting = [k for k in range(-1, 3) if abs(abs(b / a) / ratio**k - 1) < 1e-5]
+                    wrong.append(power not in (fitting or [power]))
+        if any(wrong):
+            actual = "sum" if power else "mean"
+            rule = (
+                f"was declared, and it is a {actual} over examples, or over some of them: their "
+                "number enters each"
+            )
+            way_out = (
+                f'Give loss_reduction="{actual}", or make the loss a {self.declared} over all.'
+            )
+            raise _check.reject("loss_reduction", self.declared, rule, way_out)
+        if self.terms and self.units > 1:
+            self.passes[self.units] = [*self.terms]
 
 
 class UnitRows(torch.Tensor):
@@ -70,9 +108,6 @@ class UnitRows(torch.Tensor):
       is_probed: whether operations are computed again.
       reduction: of outputs of a private model, and of what a loss makes of them, how that is to
         add up units; None of a loader's rows.
-      kinds: in a probed pass what it is of units, "mean", "sum" or both in parts; nothing where
-        that is not known. Of a sum that was divided by a multiple of the pass's units that
-        multiple: a mean, or a sum over a fixed number; the multiple below 0 of a divided mean.
     """
 
     units: tuple[int, ...] | None = None
@@ -80,7 +115,6 @@ class UnitRows(torch.Tensor):
     fault = ""
     is_probed = False
     reduction: Reduction | None = None
-    kinds: frozenset[str | int] = frozenset()
 
     @classmethod
     def of(
@@ -112,18 +146,10 @@ class UnitRows(torch.Tensor):
         cls, function: Any, kinds: object, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
-        is_backward = function is torch.Tensor.backward
-        is_grad = function is torch.autograd.grad and any(
-            isinstance(x, torch.nn.Parameter) for x in pytree.tree_leaves((args, kwargs))
-        )
-        if is_backward and (reduction := args[0].reduction):
-            declared = reduction.declared
-            (actual,) = {"sum", "mean"} - {declared}
-            if actual in reduction.told_apart(args[0].kinds):
-                rule = f"was declared, and it is a {actual} over examples: their number enters each"
-                way_out = f'Give loss_reduction="{actual}", or make the loss a {declared}.'
-                raise _check.reject("loss_reduction", declared, rule, way_out)
-        elif is_backward or is_grad:
+        if (function is torch.Tensor.backward and not args[0].reduction) or (
+            function is torch.autograd.grad
+            and any(isinstance(x, torch.nn.Parameter) for x in pytree.tree_leaves((args, kwargs)))
+        ):
             rule = "is computed from rows of a private batch, and nothing clips it or adds noise"
             way_out = "Call run.backward; for gradients of inputs, torch.autograd.grad(loss, x)."
             raise _check.reject("gradient", "of parameters", rule, way_out)
@@ -248,11 +274,12 @@ def _name_units(name: str, operation: _Operation, results: list[UnitRows]) -> No
         )
     each: list[Any] = [units] * len(results)
     probe = functools.partial(_mixes, operation, sources[0], total)
+    is_selection = units and name in _SELECTIONS and isinstance(operation.args[0], UnitRows)
     if fault:
         pass
-    elif units and name in _SELECTIONS and isinstance(operation.args[0], UnitRows):
+    elif is_selection:
         with contextlib.suppress(IndexError, RuntimeError):  # along another axis
-            each = _selected(operation, units)
+            each = _selected(operation, units or ())
     elif units and name in _RESHAPES and results[0].ndim:
         each = [[u for u in units for _ in range(len(results[0]) // len(units))]]
     elif is_probed and units != ():
@@ -260,45 +287,32 @@ def _name_units(name: str, operation: _Operation, results: list[UnitRows]) -> No
         if not keeps_rows or probe(of_gradients=False):
             each = [None] * len(results)
             fault = name if probe(of_gradients=True) else ""
-    kinds = frozenset[str | int]().union(*(x.kinds for x in sources))
-    if is_probed and each[0] is None:
-        if units and len(members) > 1 and not fault:
-            kinds = _kinds(operation, len(units))
-            # over rows of some units alone: their number enters each
-            is_partial = "mean" in kinds and total and len(units) % total
-            fault = name if is_partial or "mixed" in kinds else ""
-        elif units and total > 1 and not fault:
-            kinds = frozenset(["sum"])  # a number of one unit, which others are added to
-        elif total and (times := _multiple(name, operation, results[0], total)):
-            kinds = frozenset([-times if "mean" in kinds else times])
+    divisor = None
+    if is_probed and units and each[0] is None and not fault:
+        # a number of one unit is a sum, which others are added to
+        divisor = _divisor(operation, len(units)) if len({*units}) > 1 else 1
+        # over rows that examples choose: how many these are enters each
+        is_partial = divisor == len(units) > 1 and len(units) % len(members)
+        fault = name if is_partial or divisor == 0 else ""
     for x, of_rows in zip(results, each, strict=False):
         is_whole = of_rows is not None and x.ndim and len(x) == len(of_rows) and not fault
         x.units, x.is_probed = tuple(of_rows) if is_whole else None, is_probed
-        x.reduction, x.kinds, x.fault = reduction, kinds, fault
-        x.members = frozenset(of_rows or members)
-        if fault and x.requires_grad:
+        x.reduction, x.fault = reduction, fault
+        # rows that numbers of examples choose are of all that they are chosen from
+        x.members = frozenset(of_rows) if is_selection and not sources[1:] and of_rows else members
+        if x.requires_grad and fault:
             x.register_hook(functools.partial(_refuse_mixed, fault))  # type: ignore[no-untyped-call]
+        elif x.requires_grad and reduction and divisor:
+            # not of x, which is a view: what is done to it in place drops its hooks
+            node, output = x.grad_fn.next_functions[0]  # type: ignore[union-attr]
+            note = functools.partial(reduction.add, divisor, members, output)
+            node.register_prehook(note)  # type: ignore[union-attr]
 
 
 def _refuse_mixed(fault: str, _: torch.Tensor) -> None:
     rule = f"mixes examples by {fault}, or divides by what depends on them"
     way_out = "Use a mean over losses of one example each; or PrivateRun.backward."
     raise _check.reject("loss", "not a mean over examples", rule, way_out)
-
-
-def _multiple(name: str, operation: _Operation, result: torch.Tensor, count: int) -> int:
-    """The multiple of ``count`` that an operation divides by; 0 if it does not."""
-    with contextlib.suppress(*_NOT_TAKEN, ArithmeticError):
-        if name == "mean":
-            divisor = operation.args[0].numel() / result.numel()
-        else:
-            divisor = [*operation.args[1:], operation.keywords.get("other")][0]
-        number = float(torch.as_tensor(divisor).detach())
-        times = (1 / number if "mul" in name else number) / count
-        is_scaled = any(x in name for x in ("mul", "div", "mean"))
-        if is_scaled and abs(times - round(times)) * count < _TOLERANCE:
-            return abs(round(times))
-    return 0
 
 
 def _selected(operation: _Operation, units: tuple[int, ...]) -> list[Any]:
@@ -355,11 +369,11 @@ def _mixes(operation: _Operation, source: UnitRows, total: int, *, of_gradients:
     return False
 
 
-def _kinds(operation: _Operation, count: int) -> frozenset[str]:
-    """What a sum over ``count`` rows is, by the gradients of all but the last without that one.
+def _divisor(operation: _Operation, count: int) -> int | None:
+    """What a sum over ``count`` rows is divided by, as the gradients without the last one show.
 
-    "sum" where they stay, "mean" where a share of each goes to all others, "mixed" where neither;
-    nothing where that cannot be told.
+    1 where those of the others stay, ``count`` where a share of its goes to all others, 0 where
+    neither; None where that cannot be told.
     """
 
     def outcome(kept: int) -> tuple[list[torch.Size], torch.Tensor]:
@@ -371,13 +385,13 @@ def _kinds(operation: _Operation, count: int) -> frozenset[str]:
     try:
         (shapes, whole), (others, without) = outcome(count), outcome(count - 1)
     except _NOT_TAKEN:
-        return frozenset()
-    if shapes != others or not whole.any():
-        return frozenset()
+        return None
     near = max(_TOLERANCE / count, 1e-6) * whole.abs().max()
-    weights = {"sum": 1.0, "mean": count / (count - 1)}
+    if shapes != others or not near:
+        return 1  # of entries that are not added up
+    weights = {1: 1.0, count: count / (count - 1)}
     fitting = [k for k, x in weights.items() if ((without - x * whole).abs() <= near).all()]
-    return frozenset() if len(fitting) == len(weights) else frozenset(fitting or ["mixed"])
+    return None if len(fitting) == len(weights) else sum(fitting)
 
 
 def _again(
