@@ -183,9 +183,14 @@ def a_step_past_the_last_outside_of_jit():
     RUN.mean(per_example(PARAMS, batch.units), batch, loop.state)
 
 
-@refused("steps = 10: .*at most 9")
+@refused("step = 10: this scheme ends after 10")
 def more_stacked_steps_than_there_are():
     RUN.batches(Loop().state).stacked(10)
+
+
+@refused("step = 10: this scheme ends after 10")
+def stacked_steps_after_the_last():
+    RUN.batches(Loop(taken=10).state).stacked()
 
 
 @refused("drawn outside of jit")
@@ -264,10 +269,12 @@ def all_parts_at_once():
     jax.jit(PARTS.mean)(per_example(PARAMS, batch.units[0]), batch, loop.state)
 
 
-@refused("middle of a step")
+@harmless
 def a_file_of_half_a_step():
     loop = InParts()
     PARTS.save("state.npz", add(loop.state, loop.parts[0]))
+    loop.state = PARTS.load("state.npz", PARAMS)
+    return loop.of(*loop.parts)
 
 
 # --- gradients ---------------------------------------------------------------------------------

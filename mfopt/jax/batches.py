@@ -77,9 +77,8 @@ class Batches:
     def __init__(
         self, sampler: UnitSampler, key: np.ndarray, start: int, microbatch: int | None
     ) -> None:
-        if sampler.population >= 2**31:
-            rule = "units are numbered in 32 bits"
-            raise _check.reject("population", sampler.population, rule)
+        # units are numbered in 32 bits
+        _check.integer("population", sampler.population, at_most=2**31 - 1)
         self._sampler, self._key, self.start = sampler, key, start
         self.microbatch = microbatch
         expected = sampler.expected_batch
@@ -101,15 +100,11 @@ class Batches:
         Raises:
           UsageError: so many are not left.
         """
-        remaining = len(self) - self.start
-        if not remaining:
-            rule = f"the guarantee covers {len(self)} steps, and all were taken"
-            raise _check.reject("state", f"step {self.start}", rule)
-        steps = remaining if steps is None else _check.integer("steps", steps, at_most=remaining)
-        numbers = range(self.start, self.start + steps)
-        units = [self._sampler[step] for step in numbers]
+        remaining = len(self) - self.start or 1  # the sampler refuses one past the last
+        steps = remaining if steps is None else _check.integer("steps", steps)
+        units = [self._sampler[step] for step in range(self.start, self.start + steps)]
         largest = max(map(len, units))
-        batches = [self._batch(t, u, largest) for t, u in zip(numbers, units, strict=True)]
+        batches = [self._batch(t, u, largest) for t, u in enumerate(units, self.start)]
         return jax.tree.map(lambda *parts: np.stack(parts), *batches)
 
     def _batch(self, step: int, units: np.ndarray, slots: int = 1) -> StepBatch:

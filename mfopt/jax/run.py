@@ -256,20 +256,15 @@ class PrivateRun:
     @pinned
     def _with(self, of_units: list[Any], batch: StepBatch, state: PrivateState) -> PrivateState:
         """State with the microbatch of these gradients, arrays or products, in its sum."""
-        sums, is_own, is_begun = self._added(state, of_units, batch)
+        sums, is_next = self._added(state, of_units, batch)
         _refuse(
-            is_own,
+            is_next,
             "batch",
             f"step {batch.step}, part {batch.part}",
-            f"is not what the run drew for step {state.noise.step}, part {state.part}",
-            "Give each batch of run.batches(state) once and in order, an empty one too.",
-        )
-        _refuse(
-            is_begun,
-            "state.sums",
-            "not 0",
-            "must be 0 before the first microbatch of a step",
-            "Change no field of a state: take what init, load, release or gradient gave.",
+            f"is not what the run drew for step {state.noise.step}, part {state.part}, "
+            "or sums are not 0 before the first part",
+            "Give each batch of run.batches(state) once and in order, an empty one too, with the "
+            "state that init, load, release or gradient gave.",
         )
         return dataclasses.replace(
             state,
@@ -280,13 +275,15 @@ class PrivateRun:
 
     @functools.cached_property
     def _added(self) -> Callable[..., PyTree]:
-        """``(sums and the batch's, whether it is the next batch, whether sums begin at 0)``."""
+        """``(sums and the batch's, whether it is the next batch and sums begin at 0)``."""
 
         def added(
             state: PrivateState, of_units: list[Any], batch: StepBatch
-        ) -> tuple[list[Array], Array, Array]:
-            is_own = (tag_of(batch, state.noise.key) == batch.tag).all()
-            is_own &= (batch.step == state.noise.step) & (batch.part == state.part)
+        ) -> tuple[list[Array], Array]:
+            totals = jax.tree.leaves(state.sums)
+            is_next = (tag_of(batch, state.noise.key) == batch.tag).all()
+            is_next &= (batch.step == state.noise.step) & (batch.part == state.part)
+            is_next &= (state.part > 0) | (sum(map(jnp.count_nonzero, totals)) == 0)
             squares = [jax.vmap(_square)(leaf) for leaf in of_units]
             factors = self.clipping.factor(jnp.sqrt(sum(squares)))
             factors = jnp.where(batch.mask, factors, 0.0)
@@ -298,13 +295,9 @@ class PrivateRun:
                     factor = factors.reshape(-1, *[1] * (leaf.ndim - 1))
                     # where, not a product alone: 0 times infinity is no number
                     part = jnp.where(factor > 0, leaf.astype(jnp.float32) * factor, 0.0).sum(0)
-                is_next = is_own & ((state.part > 0) | (total == 0))
                 return jnp.where(is_next, total + part.astype(total.dtype), jnp.nan)
 
-            totals = jax.tree.leaves(state.sums)
-            is_begun = (state.part > 0) | (sum(map(jnp.count_nonzero, totals)) == 0)
-            pairs = zip(totals, of_units, strict=True)
-            return [clipped_sum(*pair) for pair in pairs], is_own, is_begun
+            return list(map(clipped_sum, totals, of_units)), is_next
 
         return jax.jit(added)  # outside of jit too: not compiled operation by operation
 
@@ -335,12 +328,11 @@ class PrivateRun:
     ) -> None:
         """Write ``state`` to a file of mode 0600, as :func:`mfopt.noise.save_state`.
 
+        Of a step that is half done the sums are left out: its batch comes again, whole.
+
         Raises:
-          UsageError: the file is there and ``force`` is not set, or a step is half done.
+          UsageError: the file is there and ``force`` is not set.
         """
-        if int(state.part):
-            rule = "is in the middle of a step"
-            raise _check.reject("state", state, rule, "Save after release.")
         noise.save_state(path, self.stream, state.noise, force=force)
 
     def load(self, path: str | os.PathLike[str], params: PyTree) -> PrivateState:

@@ -257,16 +257,10 @@ def add_clipped(
 
     def of_one(call: Callable[..., object], *example: torch.Tensor) -> tuple[torch.Tensor]:
         alone = pytree.tree_unflatten([part.unsqueeze(0) for part in example], structure)
-        called = []
-
-        def noted(*args: object, **kwargs: object) -> object:
-            called.append(args)
-            return call(*args, **kwargs)
-
         try:
-            value = loss(noted, alone)
+            value = loss(call, alone)
         except (TypeError, AttributeError) as error:
-            if getattr(error, "obj", noted) is not noted:
+            if getattr(error, "obj", call) is not call:
                 raise
             kind = type(error).__name__
             rule = f"is called as loss(module, batch), and raised {kind}: {error}"
@@ -280,9 +274,6 @@ def add_clipped(
         if isinstance(value, rows.UnitRows):
             rule = "uses rows of the loader beside its example: each gradient would be of others"
             raise _check.reject("loss", "of other rows", rule, "Use the batch that it is given.")
-        if not called:
-            rule = "does not call the module that it is given, but perhaps one by its name"
-            raise _check.reject("loss", loss, rule, "Call the first argument.")
         return (value,)
 
     count = len(tensors[0])

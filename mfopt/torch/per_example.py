@@ -299,13 +299,13 @@ def _layers(
 class _Calls(list[tuple[_Layer, torch.Tensor, torch.Tensor]]):
     """Layers that were called, inputs and gradients of outputs, once a backward pass has them."""
 
+    examples: torch.Tensor  # one of theirs, inside of vmap
+    copies: Mapping[str, torch.Tensor]  # of the trained parameters, as examples see
+
     def __init__(self, examples: int) -> None:
         super().__init__()
         self.size = examples
         self.trigger = torch.zeros((), requires_grad=True)  # asks for gradients of outputs
-        self.examples = torch.zeros(())  # a tensor of theirs, inside of vmap
-        self.copies: Mapping[str, torch.Tensor] = {}  # of the trained parameters, as examples see
-        self.is_open = False
 
 
 class _Outputs(torch.autograd.Function):
@@ -324,8 +324,7 @@ class _Outputs(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(context: Any, d: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         layer, calls = context.call
-        if calls.is_open:
-            calls.append((layer, *context.saved_tensors, d))
+        calls.append((layer, *context.saved_tensors, d))
         return d, None, None, None, None
 
 
@@ -386,7 +385,7 @@ def forward(
             del layer.layer.forward
 
     def gradients(cotangents: Sequence[torch.Tensor | None]) -> Gradients:
-        calls.is_open = True
+        calls.clear()  # of backward passes inside of the loss
         trained = [p for p, name in names.items() if name in values]
         inputs = [calls.trigger, *copies.values(), *trained]
         _, *rows = pulled_back(outputs, cotangents, inputs, allow_unused=True)

@@ -175,7 +175,7 @@ class PrivateRun:
     @property
     def is_pinned(self) -> bool:
         """True if a seed pins the run: then it protects nothing."""
-        return self._seed is not None or self.sampler.pinned
+        return self.sampler.pinned
 
     @property
     def step(self) -> int:
@@ -227,7 +227,7 @@ class PrivateRun:
         units, probed = self.begin_pass(module, clipping.split(batch)[0])
         self.take(units)
         try:
-            loss_value = clipping.add_clipped(
+            return clipping.add_clipped(
                 module,
                 loss,
                 batch,
@@ -240,7 +240,6 @@ class PrivateRun:
         except _check.UsageError:
             self._drop()  # a sum that was refused is not released later
             raise
-        return loss_value
 
     def _drop(self) -> None:
         """Begin a step, or begin it again, without a sum."""
