@@ -139,9 +139,9 @@ def _execute(
                 if saved != done:
                     save()
                 checkpoints.wait()
-                command = f"mfopt train --config {prepared.folder / 'config.toml'} --resume"
-                progress_made = f"after step {done} of {prepared.steps}, which is saved"
-                raise _signals.interrupted(signals[0], f"{progress_made}; `{command}` resumes")
+                way_on = f"after step {done} of {prepared.steps}, which is saved; `mfopt train "
+                way_on += f"--config {prepared.folder / 'config.toml'} --resume` resumes"
+                raise _signals.interrupted(signals[0], way_on)
     checkpoints.wait()
     stated = _finish(prepared, state)
     done = int(state.step)
@@ -158,8 +158,7 @@ def _execute(
 def _settled(history: list[float], patience: int) -> bool:
     """Return True if the last ``patience`` losses are no lower than an earlier one."""
     earlier = history[:-patience]
-    recent = history[-patience:]
-    return bool(patience and earlier) and min(earlier) <= min(recent)
+    return bool(patience and earlier) and min(earlier) <= min(history[-patience:])
 
 
 def _finish(prepared: Prepared, state: TrainState) -> JsonObject | None:

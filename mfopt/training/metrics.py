@@ -198,7 +198,7 @@ class Recorder(contextlib.ExitStack):
             row = {"step": step, "part": part, **result._asdict(), "perplexity": result.perplexity}
             if self._private:
                 self._evaluations.writerow(row)
-            losses = f"loss {result.loss:.4f}, perplexity {result.perplexity:.2f}"
-            note = f"after {step} steps: {part} {losses}"
+            note = f"after {step} steps: {part} loss {result.loss:.4f}, "
+            note += f"perplexity {result.perplexity:.2f}"
             self._report(Progress("training", step, self._total, "steps", note=note, lasting=True))
         self._clock = time.perf_counter()

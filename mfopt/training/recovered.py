@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 import math
 from collections import Counter, defaultdict
@@ -149,12 +150,14 @@ def findings(
 
     model = dataclasses.replace(model, loss=loss)
     model.check_fits(vocab_size, settings.length)
-    rng = np.random.default_rng(secret.seed("records"))
-    store, odd = _canary_users(account, settings, vocab_size, rng)
+    store, odd = _canary_users(
+        account, settings, vocab_size, np.random.default_rng(secret.seed("records"))
+    )
     mesh = meshes.make_mesh()
     # of several units where the run's are, and several of them in a step
-    microbatch = mesh.size * min(2, settings.microbatch // mesh.size)
-    settings = dataclasses.replace(settings, microbatch=microbatch)
+    settings = dataclasses.replace(
+        settings, microbatch=mesh.size * min(2, settings.microbatch // mesh.size)
+    )
     wired = Wiring(settings, account, secret, mesh)
     execution = alter(wired.execution(wired.units(store)))
     sizes.RunCost(sizes.work(model, settings.length), execution, settings).require()
@@ -214,24 +217,23 @@ class _Run:
     progress: Report
 
     def __post_init__(self) -> None:
-        account = self.account
         settings = self.settings
-        trainer = self.trainer
-        population = trainer.execution.units.population
-        scheme = account.sampling
+        population = self.trainer.execution.units.population
+        scheme = self.account.sampling
         self.normalizer = settings.normalizer or scheme.expected_batch(population)
         self.drawn = UnitSampler(scheme, population, self.secret.seed("sampling"))
         self.bound = 1.0 if settings.normalized else settings.clip_norm
-        self.sigma = account.noise_multiplier * self.bound
-        model = trainer.model
+        self.sigma = self.account.noise_multiplier * self.bound
+        model = self.trainer.model
         self.holds: dict[str, bool] = defaultdict(lambda: True)
 
-        def mean(params: PyTree, tokens: jax.Array, mask: jax.Array) -> jax.Array:
-            losses = jax.vmap(model.loss, (None, None, 0, 0))(params, model.frozen, tokens, mask)
+        def mean(params: PyTree, tokens: jax.Array, mask: jax.Array, frozen: PyTree) -> jax.Array:
+            losses = jax.vmap(model.loss, (None, None, 0, 0))(params, frozen, tokens, mask)
             is_there = jnp.any(mask, axis=-1)
             return jnp.sum(jnp.where(is_there, losses.astype(jnp.float32), 0)) / jnp.sum(is_there)
 
-        self._gradient = jax.jit(jax.grad(mean))
+        # an argument: as a constant it would be compiled into the program
+        self._gradient = functools.partial(jax.jit(jax.grad(mean)), frozen=model.frozen)
         counts = [leaf.size for leaf in jax.tree.leaves(model.params)]
         share = max(1, _NUMBERS // min(_STEPS, scheme.length) // len(counts))
         rng = np.random.default_rng(0)
@@ -306,12 +308,13 @@ class _Run:
         params = self.trainer.init(self.secret.key("noise")).params
         released_before = self._released(fixed_units)
         sum_before = self._total(params, fixed_units, 0)
-        group = settings.group_size
         for user in range(self.odd):
             numbers = np.setdiff1d(self._numbers_of(user), fixed_units)
             if settings.privacy_unit == "record":
                 numbers = numbers[:1]
-            self.holds["units of a user, at most as accounted"] &= len(numbers) <= group
+            self.holds["units of a user, at most as accounted"] &= (
+                len(numbers) <= settings.group_size
+            )
             union = np.union1d(numbers, fixed_units)
             released_after = self._released(union)
             change = self.normalizer * (released_after - released_before)
@@ -321,8 +324,9 @@ class _Run:
             rounding = _ROUNDING[settings.compute_dtype] * len(union) * self.bound
             self.holds["change of a release by one user"] &= _norm(difference) <= rounding + rounded
             self.holds["largest change of a release"] &= (
-                _norm(change) <= self.bound * group + rounded
+                _norm(change) <= self.bound * settings.group_size + rounded
             )
+            self.progress(Progress("taking users in and out", user + 1, self.odd, "users"))
 
     def _published(self, scale: float) -> Finding:
         """Test the noise of a step without any unit under a published key.
