@@ -71,12 +71,6 @@ class Effort:
         """True if no samples are to be drawn."""
         return is_deterministic(self.certificate, self.samples)
 
-    def check_group(self, group_size: int) -> None:
-        """Refuse a deterministic account of a group whose account is sampled."""
-        if self.deterministic and group_size > 1:
-            rule = "has no deterministic account under this sampling"
-            raise _check.reject("group_size", group_size, rule, "Use certificate='monte-carlo'.")
-
 
 class Accountant(abc.ABC):
     """One method for the schemes that it names. Defining a subclass registers it.

@@ -58,7 +58,10 @@ class SampledAccountant(Accountant):
         return group.model(mechanism, effort.samples, effort.deterministic)
 
     def analysis(self, mechanism: Mechanism, effort: Effort) -> Analysis:
-        effort.check_group(mechanism.group_size)
+        if effort.deterministic and mechanism.group_size > 1:
+            rule = "has no deterministic account under this sampling"
+            way_out = "Use certificate='monte-carlo'."
+            raise _check.reject("group_size", mechanism.group_size, rule, way_out)
         model = self.model(mechanism, effort)
         if isinstance(model, DeterministicBound):
             return DeterministicAnalysis(mechanism, model)
