@@ -96,9 +96,7 @@ class BallsInBinsLoss(LikelihoodLoss):
         return multisets.MultisetLoss.of(self, size)
 
 
-@loss_of.register
-def _of_pair(pair: DominatingPair) -> SampledLoss:
-    return BallsInBinsLoss(pair)
+loss_of.register(DominatingPair)(BallsInBinsLoss)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,18 +47,11 @@ def _few_bands(band: jax.Array, x: jax.Array) -> jax.Array:
     return jax.lax.map(of_row, x)
 
 
-def _few_forward(band: jax.Array, x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _few_bands(band, x), (band, x)
-
-
-def _few_backward(
-    saved: tuple[jax.Array, jax.Array], cotangent: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Gradient by tiles: sums over samples, lag by lag, would cost ten times the product."""
-    return jax.vjp(_by_tiles, *saved)[1](cotangent)
-
-
-_few_bands.defvjp(_few_forward, _few_backward)
+# the gradient by tiles: sums over samples, lag by lag, would cost ten times the product
+_few_bands.defvjp(
+    lambda band, x: (_few_bands(band, x), (band, x)),
+    lambda saved, cotangent: jax.vjp(_by_tiles, *saved)[1](cotangent),
+)
 
 
 def _by_tiles(band: jax.Array, x: jax.Array) -> jax.Array:
