@@ -74,7 +74,9 @@ class RoundsProfile(Profile):
             return ceiling
         if self._linear.tight(epsilon) or not self._resolved:
             return ceiling
-        if epsilon >= self._largest_added:
+        # the largest loss of the direction that adds: nobody takes part, log Q/P = -log w_0
+        log_none = sum(kind.rounds * kind.mixture.log_none for kind in self._kinds)
+        if epsilon >= -log_none * (1 + 1e-12):
             if direction == "add":
                 return -math.inf
             direction = "remove"
@@ -157,12 +159,6 @@ class RoundsProfile(Profile):
     def _one_gaussian(self) -> float | None:
         is_gaussian = all(kind.mixture.components == 1 for kind in self._kinds)
         return self._largest_mu if is_gaussian else None
-
-    @property
-    def _largest_added(self) -> float:
-        """The largest loss of the direction that adds: nobody takes part, log Q/P = -log w_0."""
-        log_none = sum(kind.rounds * kind.mixture.log_none for kind in self._kinds)
-        return -log_none * (1 + 1e-12)
 
     @property
     def log_chance(self) -> float:
