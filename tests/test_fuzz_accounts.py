@@ -141,9 +141,9 @@ class Underflow(LossModel):
         raise NotImplementedError
 
 
-@pytest.mark.parametrize("coarsely", [True, False])
-def test_a_search_begins_where_the_estimate_underflows(coarsely):
-    actual = Underflow().sought_epsilon(1.0, 1e-5, start=2.0, coarsely=coarsely)
+@pytest.mark.parametrize("near", [1e-2, 0.0])
+def test_a_search_begins_where_the_estimate_underflows(near):
+    actual = Underflow().sought_epsilon(1.0, 1e-5, start=2.0, near=near)
     assert actual.value == pytest.approx(math.log(1e5) / 40, rel=2e-3)
 
 

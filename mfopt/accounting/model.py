@@ -209,17 +209,14 @@ class LossModel(abc.ABC):
         """An estimate of σ."""
         return self.sought_noise_multiplier(epsilon, delta)
 
-    def find_epsilon(
-        self, noise_multiplier: float, delta: float, key: jax.Array, start: float = 2.0
-    ) -> Estimate:
+    def find_epsilon(self, noise_multiplier: float, delta: float, start: float) -> Estimate:
         """An estimate of ε.
 
         Args:
           noise_multiplier, delta: σ and δ.
-          key: randomness, where samples are drawn.
           start: an ε to begin at.
         """
-        return self.sought_epsilon(noise_multiplier, delta, start, coarsely=True)
+        return self.sought_epsilon(noise_multiplier, delta, start, near=1e-2)
 
     def sought_noise_multiplier(
         self,
@@ -242,20 +239,20 @@ class LossModel(abc.ABC):
         return self._find(log_delta, start, delta, near=1e-2, name="noise multiplier")
 
     def sought_epsilon(
-        self, noise_multiplier: float, delta: float, start: float = 2.0, coarsely: bool = False
+        self, noise_multiplier: float, delta: float, start: float = 2.0, near: float = 0.0
     ) -> Estimate:
         """ε at which :meth:`log_estimate` is log δ.
 
         Args:
           noise_multiplier, delta: σ and δ.
           start: an ε to begin at.
-          coarsely: where a pilot moves the estimate.
+          near: relative width, where a pilot moves the estimate; 0 for that of an answer.
         """
         return self._find(
             lambda epsilon: self.log_estimate(noise_multiplier, epsilon),
             start,
             delta,
-            1e-2 if coarsely else 0.0,
+            near,
             name="epsilon",
             least=1e-4,
             largest=LARGEST_EPSILON,
@@ -266,7 +263,7 @@ class LossModel(abc.ABC):
         log_delta: Callable[[float], float],
         start: float,
         delta: float,
-        near: float = 0.0,
+        near: float,
         **search: Any,
     ) -> Estimate:
         target = math.log(delta)

@@ -41,7 +41,7 @@ class VerifiedAnalysis(SampledAnalysis):
         self.mechanism, self.model, self.certify, self.seed = mechanism, model, certify, seed
 
     @contextlib.contextmanager
-    def _engine(self, budget: Budget | None = None) -> Iterator[Engine]:
+    def _engine(self, budget: Budget | None) -> Iterator[Engine]:
         """The engine of one question, whose tests are charged to the budget."""
         engine = Engine(self.model, self.seed, known=math.inf if budget is None else budget.proved)
         try:

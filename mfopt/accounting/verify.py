@@ -164,7 +164,7 @@ class Engine:
             delta,
             point_at=lambda x: (sigma, x),
             free=lambda bound, delta: bound.epsilon(sigma, delta),
-            find=functools.partial(self.model.find_epsilon, sigma, delta, start=start),
+            find=lambda _: self.model.find_epsilon(sigma, delta, start),
         )
 
     def delta(self, noise_multiplier: float, epsilon: float) -> Verified:
@@ -394,7 +394,7 @@ class Engine:
         if fallback is not None and point_at(fallback[0])[1] > _LARGE:
             self.model.require(*point_at(fallback[0]))  # before a search that cannot end well
         with chunked.counting(self.progress, "calibrating on fresh samples"):
-            estimate = find(key=self._key(0))
+            estimate = find(self._key(0))
         begin, short = dataclasses.replace(estimate, slope=estimate.slope * self.model.flatter), 0.0
         for number in range(1, ROUNDS + 1):
             accepted, begin, short = self._round(

@@ -112,11 +112,9 @@ class SampledChain(LossModel):
     def guess(self, epsilon: float, delta: float) -> float:
         return self.loss.start(epsilon / self.group_size, delta / self.group_size)
 
-    def find_epsilon(
-        self, noise_multiplier: float, delta: float, key: jax.Array, start: float = 2.0
-    ) -> Estimate:
+    def find_epsilon(self, noise_multiplier: float, delta: float, start: float) -> Estimate:
         # what is known without samples is far above, where they take long
-        return super().find_epsilon(noise_multiplier, delta, key, start / 4)
+        return super().find_epsilon(noise_multiplier, delta, start / 4)
 
     # --- bounds ----------------------------------------------------------------------------------
 
