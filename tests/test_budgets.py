@@ -20,7 +20,7 @@ HOME = str(ROOT / "mfopt")
 NODES = {
     "mfopt": 10_815,
     "mfopt/_runtime": 7_975,
-    "mfopt/accounting": 108_838,
+    "mfopt/accounting": 108_720,
     "mfopt/calibration": 310,
     "mfopt/experiments": 16_525,
     "mfopt/factorization": 4_370,
