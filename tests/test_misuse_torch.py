@@ -505,6 +505,11 @@ def of_each(scores, labels):
     return torch.stack([scores[i].square().mean() for i in range(len(labels))] or [scores.sum()])
 
 
+def of_step(loss, steps=[0.0]):  # noqa: B006
+    steps.append(steps[-1] + 0.37)
+    return steps[-1] * loss
+
+
 def in_parts(scores, labels, weight):
     """Σ weight(part) / batch of the means over parts of two rows; the last may have one."""
     parts = zip(torch.split(scores, 2), labels.split(2), strict=True)
@@ -536,6 +541,8 @@ REDUCED = {  # loss of scores and labels -> what it is; None where it depends on
     "weighted means of parts": (lambda s, y: in_parts(s, y, len), "mean"),
     "means of parts": (lambda s, y: in_parts(s, y, lambda part: 2), None),
     "all rows but the last": (lambda s, y: crossed(s, y, reduction="none")[:-1].sum(), None),
+    "a mean with weights of the step": (lambda s, y: of_step(crossed(s, y)), "mean"),
+    "a sum with weights of the step": (lambda s, y: of_step(added(s, y)), "sum"),
     "numbers of iterated rows": (
         lambda s, y: torch.stack([x.square().sum() for x in s] or [s.sum()]).mean(),
         "mean",

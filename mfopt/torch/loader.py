@@ -86,8 +86,8 @@ class _Numbered(data.Dataset[Any]):
 class Collator:
     """``collate``, with the unit of each row of the tensors that it makes.
 
-    Of two batches and then one in 250 of a loader, some records are collated again, with
-    one in place of another: no other row may change.
+    Of two batches in 250 of a loader, the first ones, some records are collated again, with one in
+    place of another: no other row may change.
 
     Args:
       collate: of a list of records.
@@ -100,7 +100,7 @@ class Collator:
 
     def __call__(self, numbered: Any) -> object:
         units, records = numbered  # of `_Numbered`
-        is_probed = len(units) > 1 and (self._batches < 2 or self._batches % RATE == 0)
+        is_probed = len(units) > 1 and self._batches % RATE < 2
         self._batches += len(units) > 1
         if is_probed:
             self._refuse_mixed(records[:: -(-len(records) // _COMPARED)])

@@ -2,10 +2,10 @@
 
 An operation that selects rows selects their units. Others keep them if the result has as many rows,
 and give a sum over units if it has another number. Units and sums together, or rows of other units,
-are mixed: such a tensor is no batch, and no loss. Of two batches and then one in 250, every
-operation is computed again with another last row, which may change neither the other rows nor, of a
-sum, their gradients; with other sums, which may change no gradient by them and decide nothing; and
-a sum without its last row, which shows whether it is a sum or a mean.
+are mixed: such a tensor is no batch, and no loss. Of two batches in 250, every operation is
+computed again with another last row, which may change neither the other rows nor, of a sum, their
+gradients; with other sums, which may change no gradient by them and decide nothing; and a sum
+without its last row, which shows whether it is a sum or a mean.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class Reduction(NamedTuple):
       declared: what it is said to be, "mean" or "sum".
       units: number of those of the pass.
       passes: divisors of the losses of passes before, by their number of units.
-      terms: what sums over units are divided by in the loss of a probed pass, and their units. The
-        divisor is an int, 1 or the number of rows, until the loss multiplies it by something.
+      terms: what sums over units are divided by in the loss of a probed pass, their units, and
+        what they are divided by themselves, below 0: 1 or the number of rows. A divisor is an int
+        if the loss multiplies by nothing.
     """
 
     declared: str
@@ -63,26 +64,28 @@ class Reduction(NamedTuple):
         for factor in {*(() if gradient is None else gradient.ravel().tolist())} - {0.0}:
             # equal but for rounding is equal
             number = divisor if factor == 1.0 else float(f"{divisor / factor:.6g}")
-            self.terms[number] |= members
+            self.terms[number] |= {*members, -divisor}
 
     def refuse_another(self) -> None:
         """Raise :class:`UsageError` for a loss of other terms than it was declared to have.
 
         The divisor of a mean follows the number of units, and that of a sum does not. Where the
-        loss was multiplied, that shows from the second number on, by a power of their ratio.
+        loss was multiplied, that shows from the second number on, by a power of their ratio: what
+        is as declared may have a weight of the step, and what is not must become so.
         """
         power = int(self.declared == "mean")
         wrong = [
-            len(members) < self.units
+            sum(x >= 0 for x in members) < self.units
             or (isinstance(number, int) and (number % self.units if power else number > 1))
             for number, members in self.terms.items()
         ]
         for units, before in self.passes.items():
             ratio = self.units / units
             if len(before) == len(self.terms):
-                for a, b in zip(before, self.terms, strict=True):
-                    fitting = [k for k in range(-1, 3) if abs(abs(b / a) / ratio**k - 1) < 1e-5]
-                    wrong.append(power not in (fitting or [power]))
+                for a, (b, members) in zip(before, self.terms.items(), strict=True):
+                    fitting = [k for k in range(3) if abs(abs(b / a) / ratio**k - 1) < 1e-5]
+                    usual = [power] * ((-1 in members) != power)
+                    wrong.append(power not in (fitting or usual))
         if any(wrong):
             actual = "sum" if power else "mean"
             rule = (
@@ -386,12 +389,12 @@ def _divisor(operation: _Operation, count: int) -> int | None:
         (shapes, whole), (others, without) = outcome(count), outcome(count - 1)
     except _NOT_TAKEN:
         return None
-    near = max(_TOLERANCE / count, 1e-6) * whole.abs().max()
+    near = _TOLERANCE / count * whole.abs().max()
     if shapes != others or not near:
         return 1  # of entries that are not added up
     weights = {1: 1.0, count: count / (count - 1)}
     fitting = [k for k, x in weights.items() if ((without - x * whole).abs() <= near).all()]
-    return None if len(fitting) == len(weights) else sum(fitting)
+    return sum(fitting)  # at most one
 
 
 def _again(

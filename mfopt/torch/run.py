@@ -170,12 +170,7 @@ class PrivateRun:
     @property
     def guarantee(self) -> str:
         """Guarantee of the run, or "none" and the reason."""
-        return self.factorization.statement(pinned=self.is_pinned)
-
-    @property
-    def is_pinned(self) -> bool:
-        """True if a seed pins the run: then it protects nothing."""
-        return self.sampler.pinned
+        return self.factorization.statement(pinned=self.sampler.pinned)
 
     @property
     def step(self) -> int:
