@@ -83,7 +83,7 @@ class Reduction(NamedTuple):
             ratio = self.units / units
             if len(before) == len(self.terms):
                 for a, (b, members) in zip(before, self.terms.items(), strict=True):
-                    fitting = [k for k in range(3) if abs(abs(b / a) / ratio**k - 1) < 1e-5]
+                    fitting = [k for k in range(3) if abs(abs(b / a) / ratio**k - 1) < 1e-2]
                     usual = [power] * ((-1 in members) != power)
                     wrong.append(power not in (fitting or usual))
         if any(wrong):
