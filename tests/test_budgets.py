@@ -30,7 +30,7 @@ NODES = {
     "mfopt/sampling": 7_430,
     "mfopt/strategies": 14_965,
     "mfopt/testing": 9_590,
-    "mfopt/torch": 18_238,
+    "mfopt/torch": 18_244,
     "mfopt/training": 60_000,
     "cli": 27_432,
     "tests": 292_248,
