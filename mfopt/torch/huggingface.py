@@ -18,6 +18,7 @@ with _extras.required():
 
 # arguments of training that would change what a step is, and their value that does not
 _REFUSED = {
+    "gradient_accumulation_steps": (1, "one batch of the run is one step", "Use `microbatch`."),
     "fp16": (False, "its GradScaler would leave out steps", "Use bf16."),
     "auto_find_batch_size": (False, "batches are the factorization's", "Use `microbatch`."),
     "label_smoothing_factor": (0, "asks for the class of the model", "Override compute_loss."),
