@@ -499,7 +499,7 @@ def test_a_target_that_samples_cannot_reach_has_the_bound_that_holds_anyway():
 def test_starts_keep_what_they_can():
     blt = S.BLT([0.3, 0.1], [0.5, 0.9])
     matrix = blt.materialize(N)
-    size = kinds.Size(N, SCHEME.bins, bands=4, buffers=2)
+    size = starts.Size(N, SCHEME.bins, bands=4, buffers=2)
     for kind in ("toeplitz", "dense", "banded", "banded-toeplitz"):
         shaped = kinds.find(kind).convert(blt, size)
         expected = matrix if kind in ("toeplitz", "dense") else np.triu(matrix, -3)
@@ -518,7 +518,7 @@ def test_starts_keep_what_they_can():
 def test_buffers_are_added_with_little_change(decay):
     """Between the λ that lie farthest apart; the sum of all ω stays."""
     blt = S.BLT(np.full(len(decay), 0.4 / len(decay)), np.array(decay), np.array(2.0))
-    grown = kinds.find("blt").convert(blt, kinds.Size(N, SCHEME.bins, bands=1, buffers=6))
+    grown = kinds.find("blt").convert(blt, starts.Size(N, SCHEME.bins, bands=1, buffers=6))
     grown.check_entries(N)
     assert grown.buffers == 6 and set(decay) <= set(np.asarray(grown.decay).tolist())
     assert np.sum(grown.scale) == pytest.approx(0.4, rel=1e-12)
@@ -528,7 +528,7 @@ def test_buffers_are_added_with_little_change(decay):
 
 def test_a_wave_keeps_its_form_when_buffers_are_added():
     wave, entry = starts.wave(SCHEME.bins), kinds.find("wave-blt")
-    size = kinds.Size(N, SCHEME.bins, bands=1, buffers=6)
+    size = starts.Size(N, SCHEME.bins, bands=1, buffers=6)
     grown = entry.convert(wave, size)
     grown.check_entries(N)
     assert grown.buffers == 6 and np.sum(grown.scale) == pytest.approx(np.sum(wave.scale))
@@ -537,7 +537,7 @@ def test_a_wave_keeps_its_form_when_buffers_are_added():
     assert entry.convert(S.BLT(wave.scale, wave.decay), size) is None
     assert [s.size.buffers for s in kinds.stages(entry, size)] == [4, 6]
     with pytest.raises(UsageError, match="buffers = 3: must be at least 4"):
-        kinds.Stage(entry, size._replace(buffers=3)).kind.starts(size._replace(buffers=3))
+        entry.starts(size._replace(buffers=3))
 
 
 @pytest.mark.parametrize(

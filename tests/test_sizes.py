@@ -9,7 +9,7 @@ from mfopt import strategies as S
 from mfopt._runtime import _sizes
 from mfopt.errors import UsageError
 from mfopt.experiments import comparison, families
-from mfopt.optimize import kinds, sizes
+from mfopt.optimize import kinds, sizes, starts
 from mfopt.sampling import BallsInBins
 
 GIB = 2**30
@@ -79,7 +79,7 @@ BUILT_IN = ("blt", "toeplitz", "banded-toeplitz", "banded", "dense")
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_kind_says_how_many_numbers_it_has(name):
-    size = kinds.Size(n=12, bins=4, bands=3, buffers=2)
+    size = starts.Size(n=12, bins=4, bands=3, buffers=2)
     entry = kinds.find(name)
     start = entry.convert(S.BLT([0.2, 0.1], [0.9, 0.5]), size)
     assert entry.parameters(size) == len(entry.parameterize(start, size.n).start)

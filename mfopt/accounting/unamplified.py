@@ -123,7 +123,7 @@ def fixed_order(strategy: Strategy, scheme: FixedOrder) -> Sensitivity:
     return Sensitivity(value, False, "sum of |CᵀC| over each bin's iterations")
 
 
-def min_separation(strategy: Strategy, scheme: MinSeparation) -> Sensitivity:
+def _min_separation(strategy: Strategy, scheme: MinSeparation) -> Sensitivity:
     """Sensitivity under b-min-separation with at most k participations.
 
     Exact where it is known: for at most ``separation`` bands the columns of one unit never
@@ -156,7 +156,7 @@ _BY_SCHEME: dict[
     type, tuple[Callable[[Strategy, Any], Sensitivity], Callable[[Any], tuple[int, int]]]
 ] = {
     FixedOrder: (fixed_order, lambda scheme: (scheme.bins, scheme.epochs)),
-    MinSeparation: (min_separation, lambda scheme: (scheme.separation, scheme.participations)),
+    MinSeparation: (_min_separation, lambda scheme: (scheme.separation, scheme.participations)),
 }
 
 

@@ -23,6 +23,7 @@ from mfopt.experiments.cache import Cell, Result
 from mfopt.guarantee import Guarantee
 from mfopt.noise.choice import Past, choose
 from mfopt.optimize import Form, Objective, Question, Search, Target, kinds, optimize, unamplified
+from mfopt.optimize.starts import Size
 from mfopt.sampling import (
     BallsInBins,
     BinScheme,
@@ -178,7 +179,7 @@ class AmplifiedCell(Cell):
             return ()
         entry, n = kinds.find(self.kind), self.goal.iterations
         entry = kinds.scaled(entry) if self.scaled else entry
-        size = kinds.Size(n, self.goal.bins, min(self.bands, n), self.buffers)
+        size = Size(n, self.goal.bins, min(self.bands, n), self.buffers)
         return tuple(
             AmplifiedCell(
                 self.goal,

@@ -20,7 +20,7 @@ from mfopt import strategies
 from mfopt._runtime import _check, _plugins
 from mfopt.optimize import parameterization, starts
 from mfopt.optimize.parameterization import Parameterization, Tilted
-from mfopt.optimize.starts import Size as Size
+from mfopt.optimize.starts import Size
 from mfopt.strategies import (
     Banded,
     BandedToeplitz,

@@ -29,6 +29,7 @@ from mfopt.optimize.optimizers import Descent, Evaluator, Step, Trace, lbfgs
 from mfopt.optimize.parameterization import Build, Parameterization
 from mfopt.optimize.question import Question, Search, Target
 from mfopt.optimize.search import CHECKS, minimize
+from mfopt.optimize.starts import Size
 from mfopt.progress import Report, silent
 from mfopt.sampling import BinScheme
 from mfopt.strategies import Identity, Strategy
@@ -129,7 +130,7 @@ def optimize(scheme: BinScheme, question: Question, progress: Report = silent) -
     n = searched.iterations
     bands = min(defaults.BANDS if form.bands is None else form.bands, n)
     buffers = defaults.buffers(scheme) if form.buffers is None else form.buffers
-    size = kinds.Size(n, searched.bins, bands, buffers)
+    size = Size(n, searched.bins, bands, buffers)
     coarse = law(searched).coarse()
     problem = _Problem(searched, coarse, loss, scheme, grouped=coarse != law(searched))
     job = _Job(problem, coarse_problem, question.target, search.tolerance, progress)
@@ -172,7 +173,7 @@ def optimize(scheme: BinScheme, question: Question, progress: Report = silent) -
     return optimum
 
 
-def _best(job: _Job, search: _Search, size: kinds.Size, later_evaluations: int) -> StartedTrace:
+def _best(job: _Job, search: _Search, size: Size, later_evaluations: int) -> StartedTrace:
     """Run one search; at most ``later_evaluations`` follow it."""
     kind, limit = search.kind, search.steps
     job.later = search.evaluations + later_evaluations
@@ -195,10 +196,10 @@ def _norm(sampled: SampledLaw, strategy: Strategy) -> jax.Array:
     return sampled.norm(sampled.reduced(strategy))
 
 
-def _own_starts(job: _Job, entry: Kind, size: kinds.Size) -> list[Strategy]:
+def _own_starts(job: _Job, entry: Kind, size: Size) -> list[Strategy]:
     """The starts of a kind, and the converted optima of what it comes after."""
     stages = kinds.stages(entry, size)
-    optima: dict[tuple[str, kinds.Size], Strategy] = {}
+    optima: dict[tuple[str, Size], Strategy] = {}
     starts: list[Strategy] = []
     for number, stage in enumerate(stages):
         kind, starts = stage.kind, job.starts(stage)
@@ -310,7 +311,7 @@ class _Job:
     done: int = 0
     later: int = 0
 
-    def search(self, kind: Kind, size: kinds.Size, options: Search) -> _Search:
+    def search(self, kind: Kind, size: Size, options: Search) -> _Search:
         """Plan of the search of one kind, from those given starts that say something about it."""
         twice = kind.tangents and size.n <= kind.twice
         limit = kind.steps * (2 if twice else 1)
@@ -515,7 +516,7 @@ class _Job:
             return []
         return evaluations
 
-    def samples(self, kind: Kind, size: kinds.Size, chosen: int | None = None) -> int:
+    def samples(self, kind: Kind, size: Size, chosen: int | None = None) -> int:
         """Number of frozen samples of a search at this size, unless the caller named one."""
         if chosen is not None:
             return chosen

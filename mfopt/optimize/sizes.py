@@ -18,7 +18,7 @@ from mfopt.accounting.monte_carlo import chunked, design_point, dominating_pair,
 from mfopt.accounting.monte_carlo.protocol import SampledLoss
 from mfopt.accounting.verify import MOST_WORK, SAMPLES
 from mfopt.optimize import kinds
-from mfopt.optimize.kinds import Size
+from mfopt.optimize.starts import Size
 from mfopt.progress import Progress, Report
 from mfopt.sampling import BinScheme
 from mfopt.strategies import Strategy, time_scaled

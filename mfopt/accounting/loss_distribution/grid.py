@@ -45,7 +45,7 @@ class RepeatedRound(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class RoundLaw:
+class _RoundLaw:
     """Law of the loss of one round without a grid, in one direction.
 
     Attributes:
@@ -70,7 +70,7 @@ class Law(Tilting):
       add: whether the direction is that of adding.
     """
 
-    parts: tuple[tuple[RoundLaw, int], ...]
+    parts: tuple[tuple[_RoundLaw, int], ...]
     add: bool = False
 
     @classmethod
@@ -85,9 +85,9 @@ class Law(Tilting):
         parts = []
         for mixture, rounds, sigma in kinds:
             loss, normal, slopes = mixture.nodes(sigma, log_tail)
-            law = RoundLaw(loss, normal + loss, slopes)
+            law = _RoundLaw(loss, normal + loss, slopes)
             if add:
-                law = RoundLaw(-loss[::-1], normal[::-1], slopes[::-1])
+                law = _RoundLaw(-loss[::-1], normal[::-1], slopes[::-1])
             parts.append((law, rounds))
         return cls(tuple(parts), add)
 
@@ -161,7 +161,7 @@ class Law(Tilting):
         return grid, cells
 
 
-def _capped(law: RoundLaw, largest: float) -> RoundLaw:
+def _capped(law: _RoundLaw, largest: float) -> _RoundLaw:
     """The law with losses above ``largest`` split over it and an infinite loss."""
     above = law.losses > largest
     if not np.any(above):
@@ -170,7 +170,7 @@ def _capped(law: RoundLaw, largest: float) -> RoundLaw:
     log_p, log_q = law.log_mass[above], law.log_mass[above] - law.losses[above]
     log_atom = log_sum_exp(log_q) + largest
     lost = log_sum_exp(log_p + np.log(-np.expm1(largest - law.losses[above])))
-    return RoundLaw(
+    return _RoundLaw(
         np.append(law.losses[~above], largest),
         np.append(law.log_mass[~above], log_atom),
         np.append(law.slopes[~above], 0.0),

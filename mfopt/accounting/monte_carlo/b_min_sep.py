@@ -21,7 +21,7 @@ _LOWER = 7 / 8  # of an order, the next lower one that is tried
 _LEAST_WAIT = -300.0  # log of the chance of no participation in a block: float64 ends beyond
 
 
-class BMinSepLoss(PatternLoss):
+class _BMinSepLoss(PatternLoss):
     """One unit, any C >= 0 with at most as many bands as the separation."""
 
     name = "b-min-sep"
@@ -48,7 +48,7 @@ class BMinSepLaw(PatternLaw):
 
     scheme: BMinSep
     covers = BMinSep
-    losses = BMinSepLoss
+    losses = _BMinSepLoss
     limit = (
         "b-min-sep supports at most as many bands as its separation",
         "columns of two participations of a unit overlap",

@@ -49,7 +49,7 @@ class Draws(NamedTuple):
     normal: jax.Array
 
 
-class Exponents(NamedTuple):
+class _Exponents(NamedTuple):
     """x²·square[component of the pair] ± x·linear, x = 1/σ: + for the draw z, − for −z.
 
     Attributes:
@@ -75,8 +75,8 @@ class Terms(NamedTuple):
     """
 
     component: jax.Array
-    loss: Exponents
-    proposal: Exponents
+    loss: _Exponents
+    proposal: _Exponents
 
 
 @np.errstate(all="ignore")  # a trial σ may give NaN, which is then refused
@@ -177,11 +177,11 @@ def joined(
       of_proposal: the same of log R/Q, shapes (pairs, J) and (J, J).
     """
 
-    def part(linear: jax.Array, square: Array) -> Exponents:
+    def part(linear: jax.Array, square: Array) -> _Exponents:
         top = jnp.argmax(square, axis=1)
         at_top = linear[jnp.arange(len(linear)), top[component]]
         # sums do not depend on what they are taken over
-        return Exponents(linear, square, top, jax.lax.stop_gradient(at_top))
+        return _Exponents(linear, square, top, jax.lax.stop_gradient(at_top))
 
     return Terms(component, part(*of_loss), part(*of_proposal))
 
@@ -221,7 +221,7 @@ class _Powers(NamedTuple):
     over: jax.Array
 
 
-def _powers(x: jax.Array, part: Exponents, rows: jax.Array) -> _Powers:
+def _powers(x: jax.Array, part: _Exponents, rows: jax.Array) -> _Powers:
     table = x**2 * part.square
     largest = jax.lax.stop_gradient(table[jnp.arange(len(table)), part.top])
     return _Powers(largest[rows], jnp.exp(table - largest[:, None])[rows])

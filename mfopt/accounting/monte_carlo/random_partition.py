@@ -69,7 +69,7 @@ _FACTORS = 4  # rounds whose likelihoods are multiplied
 
 @pytree
 @dataclasses.dataclass(frozen=True)
-class RandomGroups(PatternLikelihood):
+class _RandomGroups(PatternLikelihood):
     """Steps of a unit in one of ``groups``, no fewer than C has bands, by chance."""
 
     groups: int = dataclasses.field(metadata=STATIC)
@@ -163,12 +163,12 @@ class RandomGroups(PatternLikelihood):
 
 
 @_quick.jit
-def _log_largest(pattern: RandomGroups, order: Scalar) -> jax.Array:
+def _log_largest(pattern: _RandomGroups, order: Scalar) -> jax.Array:
     return jnp.max(pattern.log_moments(order)[1])
 
 
 @float64
-def ceilings(pattern: RandomGroups) -> Ceilings:
+def ceilings(pattern: _RandomGroups) -> Ceilings:
     """log M of each order, and squared norms, in noise units.
 
     Raises:
@@ -185,7 +185,7 @@ def ceilings(pattern: RandomGroups) -> Ceilings:
 
 
 def _powers(
-    key: jax.Array, size: int, likelihood: RandomGroups, question: importance.Asked, _: None
+    key: jax.Array, size: int, likelihood: _RandomGroups, question: importance.Asked, _: None
 ) -> Sums:
     *draw_keys, noise_key, point_key = jax.random.split(key, 4)
     noise = likelihood.noise(jax.random.normal(noise_key, (size, likelihood.dimension)))
@@ -204,7 +204,7 @@ def _powers(
 importance.KERNELS[POWERS] = _powers
 
 
-class RandomPartitionLoss(PatternLoss):
+class _RandomPartitionLoss(PatternLoss):
     """One unit, any C >= 0 with at most as many bands as groups.
 
     Args:
@@ -215,7 +215,7 @@ class RandomPartitionLoss(PatternLoss):
     name = "cyclic Poisson sampling with a random partition"
     proven = staticmethod(ceilings)
 
-    def __init__(self, likelihood: RandomGroups, known_group: RoundsBound) -> None:
+    def __init__(self, likelihood: _RandomGroups, known_group: RoundsBound) -> None:
         super().__init__(likelihood)
         self._bound = known_group
 
@@ -232,20 +232,20 @@ class RandomPartitionLaw(PatternLaw):
 
     scheme: RandomPartition
     covers = RandomPartition
-    losses = RandomPartitionLoss
+    losses = _RandomPartitionLoss
     limit = (
         "a random partition supports at most as many bands as groups",
         "columns of two participations of a unit overlap",
     )
 
-    def of(self, columns: Array, gram: Array) -> RandomGroups:
-        return RandomGroups(columns, gram, self.scheme.bins, self.scheme.separation)
+    def of(self, columns: Array, gram: Array) -> _RandomGroups:
+        return _RandomGroups(columns, gram, self.scheme.bins, self.scheme.separation)
 
-    def loss(self, strategy: Strategy) -> RandomPartitionLoss:
+    def loss(self, strategy: Strategy) -> _RandomPartitionLoss:
         likelihood = self.exact(strategy)
         rounds = poisson.independent(strategy.widened(), self.scheme.cyclic, 1)
         exact = rounds.exact and self.scheme.separation == 1
-        return RandomPartitionLoss(likelihood, RoundsBound(rounds, KNOWN_GROUP, exact))
+        return _RandomPartitionLoss(likelihood, RoundsBound(rounds, KNOWN_GROUP, exact))
 
     def require_memory(self) -> None:
         """Nothing but vectors over the run."""

@@ -41,7 +41,7 @@ def _mean(chosen: Chosen) -> float:
     return chosen.pilot.log_mean if chosen.sampled else chosen.pilot.tilt.log_ceiling
 
 
-class Split(NamedTuple):
+class _Split(NamedTuple):
     """A split of ε over the K steps.
 
     Attributes:
@@ -213,13 +213,13 @@ class SampledChain(LossModel):
         cost = sum(1 + choice.pilot.tilt.order / _ORDER for choice in chosen) * self.work
         return max(int(_MOST_WORK / cost), _AFFORDED, self._least)
 
-    def _sizes(self, split: Split, trial: Trial) -> list[int]:
+    def _sizes(self, split: _Split, trial: Trial) -> list[int]:
         if self.samples is not None:  # so many were asked for
             return [self.samples] * len(split.chosen)
         enough = self._affordable(split.chosen) or trial.samples
         return split.sizes(min(trial.samples, enough), self._least, trial.beta)
 
-    def _split(self, noise_multiplier: float, epsilon: float, trial: Trial) -> Split:
+    def _split(self, noise_multiplier: float, epsilon: float, trial: Trial) -> _Split:
         """The best split by the bounds that such a trial should give."""
         sizes_and_share, question = (
             (trial.samples, trial.beta / self.group_size),
@@ -236,7 +236,7 @@ class SampledChain(LossModel):
             size = max(largest_size // 4, self._least)
             key = chunked.subkey(trial.key, number)
             chosen.append(self._seen(point, size, key))
-        return Split(shares, weights, chosen)
+        return _Split(shares, weights, chosen)
 
     # --- the curve -------------------------------------------------------------------------------
 

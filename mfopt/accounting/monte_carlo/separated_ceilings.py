@@ -176,12 +176,12 @@ def estimated(pattern: Separated) -> Ceilings:
 
     @functools.cache
     def cost(l: int) -> np.ndarray:
-        return _COST * firsts(np.expm1(l * gram), law)
+        return _COST * _firsts(np.expm1(l * gram), law)
 
     return _of(pattern, lambda l, tilt: (float(tilt @ law), cost(l)))
 
 
-def firsts(raised: np.ndarray, law: np.ndarray) -> np.ndarray:
+def _firsts(raised: np.ndarray, law: np.ndarray) -> np.ndarray:
     """Σ_t π_t (e^(l <c_t, c_j>) − 1) for each step j."""
     total: np.ndarray = raised[0] * law
     for lag in range(1, min(len(raised), len(law))):
