@@ -38,7 +38,11 @@ def test_a_run_is_executed_again_bit_for_bit(data, tmp_path):  # noqa: F811
     assert len(findings) == 19 and not faults(findings)
     # nothing of the run is changed
     assert {item: item.read_bytes() for item in folder.rglob("*") if item.is_file()} == original
-    # an export or a report that is not the run's
+    # an export or a report that is not the run's, in either place
+    beside = folder / "model" / path.name
+    beside.write_text(json.dumps(report | {"normalizer": 99.0}))
+    assert replay(folder)[0].differences == ("privacy report",)
+    beside.write_text(json.dumps(report))
     model = folder / "model" / "model.safetensors"
     arrays = load_file(model)
     name = next(iter(arrays))

@@ -63,6 +63,7 @@ def test_an_honest_report_holds_and_a_better_one_does_not(data, tmp_path, change
         {"guarantee": guarantee | {"details": guarantee["details"] | {"note": "all is covered"}}},
         {"sampling": facts["sampling"] | {"expected_batch": 1e6}},
         {"warnings": [*facts["warnings"], "all is well"]},
+        {"noise_multiplier": 10**400},
         {"warnings": ["all is well"] * len(facts["warnings"])} if facts["warnings"] else None,
     ]
     other = "bound" if guarantee["status"] == "certified" else "certified"

@@ -112,13 +112,19 @@ def _of_files(folder: Path, copy: Path) -> list[str]:
     reports = [json.loads((run_folder / REPORT).read_text()) for run_folder in (folder, copy)]
     if reports[0]["steps_done"] != reports[1]["steps_done"]:
         return []  # it was stopped: nothing was exported at its last checkpoint
+    # whoever has the model alone reads the one beside it
+    reports.append(json.loads((folder / MODEL / REPORT).read_text()))
     model = copy / MODEL
-    files = [path for path in model.rglob("*") if path.is_file() and path.name != REPORT]
-    names = [str(path.relative_to(model)) for path in files]
+    names = [
+        str(path.relative_to(model))
+        for path in model.rglob("*")
+        if path.is_file() and path.name != REPORT
+    ]
     equal_files, _, _ = filecmp.cmpfiles(folder / MODEL, model, names, shallow=False)
     differing = ["exported model"] if len(equal_files) < len(names) else []
     for report in reports:
         report.pop("mfopt", None)
         guarantee = report["guarantee"] or {}  # may have been proved again, in other words
         report["guarantee"] = {k: v for k, v in guarantee.items() if k not in proofs.WORDS}
-    return [*differing, "privacy report"] if reports[0] != reports[1] else differing
+    same = reports[0] == reports[1] == reports[2]
+    return differing if same else [*differing, "privacy report"]

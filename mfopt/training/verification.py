@@ -162,7 +162,7 @@ def verify(
             words = str(facts["continues"].get("statement"))
             checks.append(_Check("earlier run", words, failed, earlier.holds))
             claims |= {f"continues.{name}": value for name, value in earlier.told.items()}
-    except (LookupError, TypeError, AttributeError, ValueError) as problem:
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as problem:
         if isinstance(problem, UsageError):
             raise
         rule = f"is not a privacy report of mfopt ({problem})"
