@@ -1,11 +1,13 @@
 """A run that happened is executed again: the same bit for bit, unless it was another program's."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from test_cli import run
 from test_train_planted import faults
 from test_train_run import data, settings_for  # noqa: F401 (fixtures)
 
@@ -52,6 +54,7 @@ def test_a_run_is_executed_again_bit_for_bit(data, tmp_path):  # noqa: F811
     assert replay(folder)[0].differences == ("exported model", "privacy report")
 
 
+ELSEWHERE = {"secret": 1, "model": 1, "data": 0}  # what is changed or gone, and the exit code
 ALL = {
     "els": {"algorithm": "els", "optimizer": "momentum"},
     "fedavg": {"algorithm": "fedavg", "local_batch": 1, "local_epochs": 2, "weight_cap": 2},
@@ -114,3 +117,26 @@ def test_what_cannot_be_executed_again_is_refused(data, tmp_path):  # noqa: F811
         path.rename(tmp_path / "first")
     with pytest.raises(UsageError, match="fewer than two checkpoints"):
         replay(folder)
+
+
+@pytest.mark.parametrize(
+    ("changed", "code"),
+    [
+        pytest.param("config.toml", 1, marks=pytest.mark.ci),
+        *(pytest.param(name, code, marks=pytest.mark.release) for name, code in ELSEWHERE.items()),
+    ],
+)
+def test_an_audit_fails_where_a_run_is_not_what_it_was(data, tmp_path, changed, code):  # noqa: F811
+    shutil.copytree(data, tmp_path / "data")
+    folder = ran(tmp_path / "data", tmp_path / "run")
+    for path in folder.glob(f"{changed}*"):
+        if changed == "config.toml":  # settings that it never had
+            path.write_text(path.read_text().replace("clip_norm = 1.0", "clip_norm = 2.0"))
+        elif changed == "model":
+            shutil.rmtree(path)
+        else:
+            path.write_bytes(path.read_bytes()[::-1])
+    if changed == "data":
+        shutil.rmtree(tmp_path / "data")
+    actual, _, err = run("audit", folder, "--canaries", 100, "--quiet")
+    assert actual == code and ("cannot be executed again" in err) == code, err

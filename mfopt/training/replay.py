@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import filecmp
-import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 from mfopt._runtime import _check
 from mfopt.factorization import proofs
 from mfopt.progress import Report, silent
-from mfopt.training import recovered
+from mfopt.training import recovered, verification
 from mfopt.training.checkpoint import Checkpoints
 from mfopt.training.config import TrainConfig, load
 from mfopt.training.execute import execute
@@ -109,11 +108,11 @@ def replay(folder: str | Path, progress: Report = silent) -> tuple[_Replay, list
 
 def _of_files(folder: Path, copy: Path) -> list[str]:
     """Names of what was exported and is not the same."""
-    reports = [json.loads((run_folder / REPORT).read_text()) for run_folder in (folder, copy)]
-    if reports[0]["steps_done"] != reports[1]["steps_done"]:
+    reports = [verification.read(run_folder) for run_folder in (folder, copy)]
+    if reports[0].get("steps_done") != reports[1]["steps_done"]:
         return []  # it was stopped: nothing was exported at its last checkpoint
     # whoever has the model alone reads the one beside it
-    reports.append(json.loads((folder / MODEL / REPORT).read_text()))
+    reports.append(verification.read(folder / MODEL))
     model = copy / MODEL
     names = [
         str(path.relative_to(model))
@@ -124,7 +123,7 @@ def _of_files(folder: Path, copy: Path) -> list[str]:
     differing = ["exported model"] if len(equal_files) < len(names) else []
     for report in reports:
         report.pop("mfopt", None)
-        guarantee = report["guarantee"] or {}  # may have been proved again, in other words
+        guarantee = report.get("guarantee") or {}  # may have been proved again, in other words
         report["guarantee"] = {k: v for k, v in guarantee.items() if k not in proofs.WORDS}
     same = reports[0] == reports[1] == reports[2]
     return differing if same else [*differing, "privacy report"]

@@ -20,6 +20,9 @@ from mfopt_cli import display, options
 from mfopt_cli.live import of_command
 from mfopt_cli.options import COUNT, option
 
+# what a run that is as it was may lack here: two checkpoints, its data, its base model, memory
+_ELSEWHERE = ("run", "data", "model", "microbatch")
+
 
 @options.command("audit")
 @click.argument("run", required=False, type=click.Path())
@@ -51,7 +54,7 @@ def command(arguments: SimpleNamespace) -> None:
     from mfopt.training import executed, replay
     from mfopt.training.audit import audit
 
-    executed_again, why_not = None, "not a run's folder"
+    executed_again, why_not, is_allowed = None, "not a run's folder", True
     with of_command(arguments) as live:
         result = audit(
             account,
@@ -66,8 +69,9 @@ def command(arguments: SimpleNamespace) -> None:
                 executed_again, of_run = replay.replay(folder, progress=live)
                 sampling = (*result.sampling, *of_run)
                 result = dataclasses.replace(result, sampling=sampling)
-            except UsageError as problem:  # its data are elsewhere, or it has one checkpoint
+            except (UsageError, FailureError) as problem:
                 why_not = str(problem)
+                is_allowed = getattr(problem, "argument", "") in _ELSEWHERE
     faults = [finding for finding in result.sampling if finding.fault]
     if arguments.as_json:
         tests = [dataclasses.asdict(f) | {"deviation": f.deviation} for f in result.sampling]
@@ -104,6 +108,8 @@ def command(arguments: SimpleNamespace) -> None:
     if executed_again is not None and executed_again.differences:
         names = ", ".join(executed_again.differences)
         raise FailureError(f"audit failed: executed again, the run ends with another {names}")
+    if not is_allowed:
+        raise FailureError(f"audit failed: the run cannot be executed again: {why_not}")
 
 
 def _at_most(noise_multiplier: float) -> str:
