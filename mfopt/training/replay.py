@@ -91,6 +91,7 @@ def replay(folder: str | Path, progress: Report = silent) -> tuple[_Replay, list
                     checkpoints.restore(like, prepared.secret, end).facts["arrays"]
                     for checkpoints in (original, repeated)
                 )
+                state = repeated.restore(like, prepared.secret, begin).state
             parts = {
                 "parameters": "params",
                 "state of the optimizer": "optimizer",
@@ -98,8 +99,6 @@ def replay(folder: str | Path, progress: Report = silent) -> tuple[_Replay, list
             }
             differences = [name for name, part in parts.items() if before[part] != after[part]]
             differences += _of_files(folder, copy)
-            with Checkpoints(copy / CHECKPOINTS) as repeated:
-                state = repeated.restore(like, prepared.secret, begin).state
             findings = recovered.findings_of_run(prepared, state, end, progress)
         return _Replay(begin, end, tuple(differences)), findings
     finally:

@@ -10,6 +10,7 @@ is both held out and trained on, so that the statement of the run holds for user
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -59,6 +60,13 @@ class Validation:
     records: np.ndarray
     secret: RunSecret
 
+    @functools.cached_property
+    def _stream(self) -> NoiseStream:
+        """Noise of one release."""
+        return NoiseStream(
+            Identity(), iterations=1, noise_multiplier=self.noise_multiplier, clip_norm=self.bound
+        )
+
     def describe(self) -> JsonObject:
         """JSON-able: the public numbers."""
         return {
@@ -78,10 +86,7 @@ class Validation:
         total = np.clip(np.nan_to_num(means, nan=self.bound), 0.0, self.bound).sum()
         # a key for each release, so that one that is repeated after a crash is the same
         key = self.secret.key(f"validation {step}")
-        stream = NoiseStream(
-            Identity(), iterations=1, noise_multiplier=self.noise_multiplier, clip_norm=self.bound
-        )
-        noise, _ = stream.next(stream.init(np.zeros(1, np.float32), key=key))
+        noise, _ = self._stream.next(self._stream.init(np.zeros(1, np.float32), key=key))
         return float(total + float(noise[0])) / len(self.records)
 
 

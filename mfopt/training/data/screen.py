@@ -49,13 +49,13 @@ def lines(parts: dict[str, TokenStore], folder: Path, config: TrainConfig) -> li
         shown.append(text)
     most_rows = config.records_per_user
     for name, store in parts.items():
-        rows = store.in_chunks(config.length) if config.in_chunks else store
         sizes = store.record_lengths()
         text = (
             f"{name}: {np.count_nonzero(store.records_per_user()):,} users, "
             f"{store.num_records:,} records, {store.num_tokens:,} tokens"
         )
         over = np.maximum(sizes - config.length, 0).sum()
+        rows = store.in_chunks(config.length) if over and config.in_chunks else store
         count = np.count_nonzero(sizes > config.length)
         if not over:
             text += ", all read"
