@@ -183,7 +183,7 @@ def a_step_past_the_last_outside_of_jit():
     RUN.mean(per_example(PARAMS, batch.units), batch, loop.state)
 
 
-@refused("step = 10: this scheme ends after 10")
+@refused("steps = 10: .*at most 9")
 def more_stacked_steps_than_there_are():
     RUN.batches(Loop().state).stacked(10)
 

@@ -101,11 +101,13 @@ class Batches:
           UsageError: so many are not left.
         """
         remaining = len(self) - self.start or 1  # the sampler refuses one past the last
-        steps = remaining if steps is None else _check.integer("steps", steps)
+        steps = remaining if steps is None else _check.integer("steps", steps, at_most=remaining)
         units = [self._sampler[step] for step in range(self.start, self.start + steps)]
         largest = max(map(len, units))
-        batches = [self._batch(t, u, largest) for t, u in enumerate(units, self.start)]
-        return jax.tree.map(lambda *parts: np.stack(parts), *batches)
+        return jax.tree.map(
+            lambda *parts: np.stack(parts),
+            *(self._batch(t, u, largest) for t, u in enumerate(units, self.start)),
+        )
 
     def _batch(self, step: int, units: np.ndarray, slots: int = 1) -> StepBatch:
         rows = pad(units, self._width, slots=slots, fill=-1).astype(np.int32)
